@@ -1,11 +1,11 @@
-"""Choose samples of a scraped data set without packing it again: filter, leave out, split, repeat, and train.
+"""Choose samples of a scraped data set without packing it again: filter, exclude, split, repeat, and train.
 
-Run it from a checkout with the extras ``columns`` and ``images``; it takes some seconds and downloads nothing:
+Run it in a checkout with the extras ``tables`` and ``images``; it takes a few seconds and downloads nothing:
 
     python examples/choose_samples.py
 
-The data set is made on the spot, in the layout of img2dataset: tars of ``jpg``, ``txt`` and ``json``, beside each a
-Parquet file with a row for every URL, also for those that failed, and the counts of the scrape as JSON.
+It makes a data set in the layout of img2dataset: tars of ``jpg``, ``txt`` and ``json``, and next to each tar a Parquet
+file with a row for every URL, also for failed ones, and the counts of the scrape as JSON.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from PIL import Image
 import wdsdist
 
 SHARDS, URLS = 4, 150
-"""Tars, and the URLs that were tried for each."""
+"""Number of tars, and of URLs per tar."""
 LANGUAGES, SHARES = ("en", "de", "sw"), (0.75, 0.2, 0.05)
 
 
 def scrape(folder: Path) -> None:
-    """Write what img2dataset writes: of the URLs of each shard some 10 % fail, and have a row but no sample."""
+    """Write files as img2dataset does: about 10 % of the URLs of each shard fail, and have a row but no sample."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     for shard in range(SHARDS):
@@ -80,10 +80,10 @@ def report(step: str, data: wdsdist.Manifest) -> None:
 
 
 def choose(folder: Path, views: Path) -> tuple[Path, Path]:
-    """Index the tars, add columns, and save the views to train and to validate on."""
+    """Index the tars, add columns, and save the views for training and validation."""
     data = wdsdist.index(folder)
     report("indexed", data)
-    # A field of the small members, a value of the images' headers, and the table with the rows of the scrape.
+    # A field of the small members, values of the image headers, and the table with the rows of the scrape.
     data.add_columns(fields=["txt.length"], probe=["jpg.width", "jpg.height"])
     data.add_columns(join=str(folder / "*.parquet"), only=["url", "similarity", "language"])
     print("columns:", ", ".join(data.columns))
@@ -110,13 +110,13 @@ def choose(folder: Path, views: Path) -> tuple[Path, Path]:
 
 
 def as_inputs(sample: dict[str, Any]) -> dict[str, Any]:
-    """Make what the model learns: the language of a caption from its image, which is noise here."""
+    """Return an image and the language of its caption, which the model predicts; the images are noise here."""
     image = torch.from_numpy(np.ascontiguousarray(sample["jpg"][:40, :40])).permute(2, 0, 1)
     return {"__key__": sample["__key__"], "image": image, "label": LANGUAGES.index(sample["json"]["language"])}
 
 
 def train(parts: tuple[Path, Path]) -> None:
-    """Train on an epoch of the common samples and of the repeated rare ones."""
+    """Train for an epoch on the common samples and the repeated rare samples."""
     dataset = wdsdist.concat(list(map(str, parts)), fields=("jpg", "json"), decode="rgb8", transform=as_inputs, seed=0)
     loader = wdsdist.StreamingDataLoader(dataset, batch_size=16, num_workers=1)
     model = torch.nn.Linear(3 * 40 * 40, len(LANGUAGES))

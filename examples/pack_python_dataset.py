@@ -1,6 +1,6 @@
-"""Pack a data set that Python makes once per node, then load it in training.
+"""Pack a Python data set once per node, then load it in training.
 
-Run it as it is, or under torchrun; packing takes place in one process only:
+Run it alone or under torchrun; only one process packs:
 
     torchrun --standalone --nproc-per-node 2 examples/pack_python_dataset.py
 """
@@ -16,7 +16,7 @@ import wdsdist
 
 
 class Digits(torch.utils.data.Dataset):
-    """Stands for any data set with random access, such as a data set of torchvision."""
+    """A stand-in for any data set with random access, such as one of torchvision."""
 
     def __len__(self) -> int:
         return 1000
@@ -26,7 +26,7 @@ class Digits(torch.utils.data.Dataset):
 
 
 def encode(item: tuple[torch.Tensor, int]) -> dict[str, object]:
-    """Name the members of a sample; their extensions say how they are stored."""
+    """Name the members of a sample; their extensions set how they are stored."""
     image, label = item
     return {"npy": image.numpy(), "cls": label}
 

@@ -32,7 +32,7 @@ Keys = list[list[str]]  # the sample keys of each batch of one rank
 
 @wdsdist.data_download
 def prepare(data: Path, work: Path) -> dict[str, list[Path]]:
-    """Pack what was downloaded: runs in one process per node, the others get its return value."""
+    """Pack the downloaded files in one process per node; the other processes get the return value."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "packed-by.log").open("a") as log:
         log.write(f"process {os.getpid()}\n")
@@ -52,7 +52,7 @@ def make_loader(shards: list[Path], batch_size: int, workers: int, train: bool) 
 
 
 class Training:
-    """What a checkpoint has to hold: the network, its optimiser and the loader's place."""
+    """The parts of a checkpoint: the network, its optimiser and the position of the loader."""
 
     def __init__(self, shards: list[Path], batch_size: int, workers: int) -> None:
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ class Training:
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=3e-3)
 
     def batches(self) -> Iterator[list[str]]:
-        """Train on what the loader has left of this epoch; yield the keys of each batch."""
+        """Train on the rest of this epoch; yield the keys of each batch."""
         for batch in self.loader:
             loss = nn.functional.cross_entropy(self.network(pixels(batch)), batch["cls"])
             self.optimiser.zero_grad()
@@ -76,7 +76,7 @@ class Training:
             yield batch["__key__"]
 
     def save(self, path: Path) -> None:
-        """Write one checkpoint for all ranks: the loader's state means the same on each."""
+        """Write one checkpoint for all ranks: the state of the loader is the same on every rank."""
         if dist.get_rank() == 0:
             parts = {"network": self.network, "optimiser": self.optimiser, "loader": self.loader}
             torch.save({name: part.state_dict() for name, part in parts.items()}, path)
@@ -110,14 +110,14 @@ def report(line: str) -> None:
 
 
 def check(promise: str, holds: bool) -> None:
-    """Print a promise and whether it holds; end the run where it does not."""
+    """Print a promise and whether it holds; end the run if it does not."""
     report(f"    {'ok ' if holds else 'BROKEN'} {promise}")
     if not holds:
         raise SystemExit(1)
 
 
 def check_epoch(keys: Keys, training: Training) -> Keys:
-    """Compare what all ranks saw in an epoch with what they were promised."""
+    """Compare the samples that all ranks saw in an epoch with the promises."""
     ranks: list[Keys] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(ranks, keys)
     report("    " + ", ".join(f"rank {r}: {len(k)} batches, {sum(map(len, k)):,} samples" for r, k in enumerate(ranks)))
@@ -177,7 +177,7 @@ def main() -> None:
     started = time.perf_counter()
     after = list(training.batches())
     trained += time.perf_counter() - started
-    # The oracle: a loader of its own that reads the second epoch without a stop.
+    # The oracle: a separate loader that reads the second epoch without a stop.
     undisturbed = make_loader(shards["train"], options.batch_size, options.workers, train=True)
     undisturbed.set_epoch(1)
     expected = [batch["__key__"] for batch in undisturbed]

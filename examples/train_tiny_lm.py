@@ -1,16 +1,16 @@
 """Train a tiny byte-level language model on packed rows of three mixed sources, stop it, and resume it elsewhere.
 
-Run it from a checkout, without a download; it takes a minute on two cores:
+Run it in a checkout; it downloads nothing and takes a minute on two cores:
 
     python examples/train_tiny_lm.py
 
-The text comes from this repository: its documentation, its front pages and its code. Each is a data set of documents,
-tokenised to bytes. `wdsdist.mix` mixes them, and the loader packs them into rows.
+The text comes from this repository: its documentation, its front pages and its code. Each of the three is a data set of
+documents, tokenised to bytes. `wdsdist.mix` mixes them, and the loader packs them into rows.
 
-A run on two processes saves a checkpoint in the middle, and goes on: that is the oracle. A second run continues from
-the checkpoint, as after a stop, in one process, which plays both replicas of the model in turn and accumulates their
-gradients. Its steps have the same tokens, and so the same loss. A loader for one replica continues the same state too:
-it packs what is left again, so that its steps differ, but the epoch has the same tokens.
+A run on two processes saves a checkpoint in the middle and continues: it is the oracle. A second run resumes from the
+checkpoint in one process, which runs both replicas of the model in turn and accumulates their gradients. Its steps have
+the same tokens, and so the same loss. A loader for one replica also resumes from this state: it packs the remaining
+documents again, so its steps differ, but the epoch has the same tokens.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def make_loader(dataset: wdsdist.StreamingDataset, rows: int = ROWS, workers: in
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, both behind a norm."""
+    """Attention and a feed-forward layer, each after a norm."""
 
     def __init__(self, width: int, heads: int = 4) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class TinyModel(nn.Module):
-    """A transformer of some 160,000 parameters; the vocabulary is the 256 bytes."""
+    """A transformer with about 160,000 parameters; the vocabulary is the 256 bytes."""
 
     def __init__(self, width: int = 64, depth: int = 2) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class TinyModel(nn.Module):
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return the sum of the losses of all targets in a batch."""
         documents, positions = batch["document_ids"], batch["position_ids"]
-        # Each token attends to those before it in its own document, and padding to itself.
+        # Each token attends to earlier tokens of its own document, and padding attends to padding.
         mask = (documents[:, :, None] == documents[:, None, :]) & (positions[:, :, None] >= positions[:, None, :])
         x = self.tokens(batch["ids"].long()) + self.positions(positions)
         for block in self.blocks:
@@ -113,14 +113,14 @@ class TinyModel(nn.Module):
 
 
 class Training:
-    """The model, its optimizer, and the loaders of the replicas that this process plays."""
+    """The model, its optimizer, and the loaders of the replicas that this process runs."""
 
     def __init__(self, work: Path) -> None:
         torch.manual_seed(0)
         self.model = TinyModel()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         played = range(dist.get_rank(), REPLICAS, dist.get_world_size())
-        # Given as arguments, the rank and the number of replicas are the same whatever processes there are.
+        # Passed as arguments, the rank and the number of replicas do not depend on the number of processes.
         self.loaders = [make_loader(make_dataset(work, rank=rank, num_replicas=REPLICAS)) for rank in played]
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
@@ -129,7 +129,7 @@ class Training:
             yield from zip(*self.loaders, strict=True)
 
     def step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
-        """Train on one global batch, and return what it was, the same on every process."""
+        """Train on one global batch, and return its description, the same in every process."""
         found = [dist.get_world_size() * [None], None]
         own = [(batch["__key__"], int((batch["document_ids"] >= 0).sum()), checksum(batch)) for batch in batches]
         dist.all_gather_object(found[0], own)
@@ -148,7 +148,7 @@ class Training:
         return {"loss": float(sums[0] / sums[1]), "replicas": replicas}
 
     def save(self, path: Path) -> None:
-        """Write one checkpoint for all: the loader's state is the same on every rank."""
+        """Write one checkpoint for all ranks: the state of the loader is the same on every rank."""
         parts = {"model": self.model, "optimizer": self.optimizer, "loader": self.loaders[0]}
         if dist.get_rank() == 0:
             torch.save({name: part.state_dict() for name, part in parts.items()}, path)
@@ -162,16 +162,16 @@ class Training:
 
 
 def checksum(batch: dict[str, Any]) -> int:
-    """Return a number that tells apart batches of other tokens, or in another order."""
+    """Return a number that differs between batches with other tokens or another order."""
     return int((batch["ids"].long().flatten() * torch.arange(1, batch["ids"].numel() + 1)).sum())
 
 
 def train(work: Path, first: int, last: int, name: str) -> None:
-    """Train as one process of a run, from step ``first`` up to ``last``, and save what each step was.
+    """Train as one process of a run, from step ``first`` up to ``last``, and save a description of each step.
 
     A run from the start saves a checkpoint in the middle.
     """
-    # One process that plays two replicas is meant.
+    # One process runs two replicas on purpose.
     warnings.filterwarnings("ignore", "num_replicas is 2 but torch.distributed's world size is 1")
     training = Training(work)
     if first:
@@ -204,14 +204,14 @@ def run(work: Path, processes: int, first: int, last: int, name: str) -> list[di
 
 
 def check(promise: str, holds: bool) -> None:
-    """Print a promise and whether it holds; end the run where it does not."""
+    """Print a promise and whether it holds; end the run if it does not."""
     print(f"    {'ok ' if holds else 'BROKEN'} {promise}", flush=True)
     if not holds:
         raise SystemExit(1)
 
 
 def rest_of_epoch(work: Path, replicas: int) -> Counter[str]:
-    """Return the tokens that are left of the epoch of the checkpoint, by key, where so many replicas continue it."""
+    """Return the tokens that are left in the epoch of the checkpoint, by key, if this number of replicas resumes it."""
     state, found = torch.load(work / "checkpoint.pt")["loader"], Counter[str]()
     for rank in range(replicas):
         loader = make_loader(make_dataset(work, rank=rank, num_replicas=replicas))

@@ -72,7 +72,7 @@ class IndexFormatError(WdsdistError, ValueError):
 
 
 class ShardDamagedError(WdsdistError, ValueError):
-    """A shard is cut short, altered, or not a tar file that can be read without losing samples."""
+    """A shard is truncated, altered, or not a tar file that can be read without losing samples."""
 
 
 class StorageError(WdsdistError, OSError):
@@ -91,7 +91,7 @@ class CacheError(WdsdistError, OSError):
 
 
 class SampleError(WdsdistError, ValueError):
-    """A sample lacks a field, does not decode or encode, does not fit its batch, or too many samples are bad."""
+    """A sample lacks a field, does not decode or encode, or does not fit its batch, or too many samples are bad."""
 
     field = reason = ""  # the bad member and why it is bad, as far as the process that found it knows
 
@@ -99,7 +99,7 @@ class SampleError(WdsdistError, ValueError):
 class BadSample(WdsdistError, ValueError):  # noqa: N818 - users raise it to filter; wdsdist raises SampleError
     """A sample to leave out: raise it in a transform or decoder, with the reason.
 
-    Under ``on_error="replace"`` another sample takes its place, which makes it a filter at reading time.
+    With ``on_error="replace"`` another sample replaces it, which makes it a filter at reading time.
     """
 
 

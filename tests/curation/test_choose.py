@@ -183,6 +183,9 @@ def test_a_list_that_no_sample_is_in_is_refused_with_the_column_that_looks_alike
         with pytest.raises(ArgumentError, match=r"^no sample's key is in .*pass on='json\.url'"):
             data.select(exclude=listed)
     assert not (tmp_path / "shards" / "columns").exists(), "nothing was written"
+    with pytest.raises(ArgumentError, match=r"^no sample's json\.id is in .*pass on='json\.url'"):
+        data.select(exclude=["http://h/3.jpg"], on="json.id")
+    assert not list((tmp_path / "shards" / "columns").glob("*.parquet")), "also not the column that was compared"
     assert keys(data.select(exclude=["http://h/3.jpg"], on="json.url")) == [f"{n:09}" for n in (0, 1, 2, 4, 5)]
     with pytest.raises(ArgumentError, match=r"no column 'json\.ulr': did you mean 'json\.url'\?"):
         data.select(exclude=["http://h/3.jpg"], on="json.ulr")
@@ -257,22 +260,6 @@ def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) 
     half = set(keys(data.select(sample=0.5)))
     left = data.select(exclude=KEYS[:3])
     assert set(keys(left.select(sample=0.5))) == half - set(KEYS[:3])
-
-
-def test_numbers_of_numpy_choose_and_are_saved_as_those_of_python(data: Manifest, tmp_path: Path) -> None:
-    views = {
-        "sample": data.select(sample=np.int64(5)),
-        "share": data.select(sample=np.float32(0.5)),
-        "part": data.split(train=np.float32(0.5))[0],
-        "twice": data.repeat(np.int64(2)),
-        "halves": data.explode(np.int64(2), per=np.float32(1)),
-    }
-    python = [
-        data.select(sample=5), data.select(sample=0.5), data.split(train=0.5)[0], data.repeat(2), data.explode(2)
-    ]  # fmt: skip
-    assert list(map(keys, views.values())) == list(map(keys, python))
-    for name, view in views.items():
-        assert keys(wdsdist.open(view.save(tmp_path / name))) == keys(view)
 
 
 # split

@@ -259,11 +259,3 @@ def test_only_what_is_asked_for_is_fetched_and_wrong_bytes_once_more(tmp_path: P
             assert data.column("json.n").tolist() == list(range(8))
             reads = [one for one in store.requests if one.path == "shard-000000.tar"]
             assert sum((one.stop or 1 << 30) - (one.start or 0) for one in reads) < 8 * 3 * 4096 * (1 + times)
-
-
-def test_a_server_without_ranges_gives_whole_shards(tmp_path: Path) -> None:
-    samples = ({"json": {"n": n}, "bin": bytes(9_000)} for n in range(9))
-    wdsdist.pack(samples, tmp_path / "data", shuffle_seed=None)
-    with served(tmp_path / "data", ranges=False) as web:
-        data = wdsdist.open(web.url).add_columns(fields=["json.n"], output=tmp_path / "columns")
-        assert data.column("json.n").tolist() == list(range(9))

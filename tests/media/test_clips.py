@@ -12,7 +12,7 @@ import torch
 
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.containers import Place, opened
+from wdsdist.media.containers import Place, Track, opened
 from wdsdist.media.video import ClipReader
 from wdsdist.transforms import Clip, RandomResizedCrop
 
@@ -156,7 +156,8 @@ def test_only_what_a_clip_needs_is_read(container: str) -> None:
     watched = Watched(data)
     taken: list[int] = []
     with opened(watched, "") as file:
-        reader = ClipReader.of(file, lambda frame, places: taken.extend(places), frames=4, stride=2, fps=None)
+        track = Track(file, "video", len(data))
+        reader = ClipReader.of(track, lambda frame, places: taken.extend(places), frames=4, stride=2, fps=None)
         reader.read(Place(0.7), may_repeat=False)
     assert taken == [0, 1, 2, 3]
     assert len(data) > 2_000_000
@@ -277,7 +278,7 @@ def test_a_large_frame_is_not_decoded_to_open_a_video() -> None:
     data = video(2, "libvpx-vp9", "webm")  # the format of whose pixels only a frame tells
     with opened(data, "", max_pixels=3000) as file:
         assert file.streams.video[0].codec_context.pix_fmt is None
-    with pytest.raises(SampleError, match="its frames are damaged, or have more pixels than max_pixels, 3,000"):
+    with pytest.raises(SampleError, match=r"damaged|PyAV does not read it"):
         clip_of(data, frames=1, size=8, max_pixels=3000)
 
 
@@ -302,5 +303,3 @@ def test_arguments_that_cannot_work_are_refused(how: dict[str, Any], error: type
 def test_a_random_clip_needs_a_seed() -> None:
     with pytest.raises(ArgumentError, match="seed is None"):
         Clip(1)(video(5))
-    with pytest.raises(ArgumentError, match="the data is a list"):
-        Clip(1)([1], 0)

@@ -49,8 +49,8 @@ def test_crops_of_a_npy_file_are_those_of_its_array_and_leave_it_as_it_is(crop: 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (RAW[:-1], r"declares \[120, 160, 3\], 57,600 bytes, but 57,599 follow"),
-        (RAW[:20], "have no header"),
+        (RAW[:-1], "another length than its header says"),
+        (RAW[:20], "another length than its header says"),
         (encode("npy", photo(8, 8)[..., 0]), r"holds uint8 \[8, 8\]: an image is uint8 \[height, width, 3\]"),
         (encode("npy", photo(8, 8).astype(np.float32)), r"holds float32 \[8, 8, 3\]"),
         (encode("npy", np.zeros((0, 8, 3), np.uint8)), r"holds uint8 \[0, 8, 3\]"),

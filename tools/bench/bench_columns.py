@@ -36,7 +36,6 @@ import pyarrow.parquet as pq
 
 import wdsdist
 from wdsdist.curation import column_file
-from wdsdist.curation.column_file import ShardColumn
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 
 CHUNK = 1_000_000
@@ -70,9 +69,9 @@ def make(folder: Path, samples: int, shards: int) -> None:
     data = wdsdist.open(folder)
     columns, random = column_file.prepare(data, None), np.random.default_rng(0)
     places = list(zip((data.ends - data.counts).tolist(), data.ends.tolist(), strict=True))
-    numbers = (ShardColumn(pa.array(random.random(count))) for count in counts.tolist())
+    numbers = (pa.array(random.random(count)) for count in counts.tolist())
     column_file.write(data, columns, "n", pa.float64(), {"field": "n"}, numbers)
-    names = (ShardColumn(strings(identifiers(np.arange(first, end, dtype=np.uint64)))) for first, end in places)
+    names = (strings(identifiers(np.arange(first, end, dtype=np.uint64))) for first, end in places)
     column_file.write(data, columns, "id", pa.large_string(), {"field": "id"}, names)
     schema = pa.schema([("id", pa.large_string()), ("score", pa.float64())])
     with pq.ParquetWriter(folder / "table.parquet", schema, compression="snappy", use_dictionary=False) as writer:

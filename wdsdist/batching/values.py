@@ -70,11 +70,11 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenBudget(Batches):
-    """Batches of as many samples as have at most ``tokens`` tokens together.
+    """Batches of as many samples as fit into ``tokens`` tokens.
 
     Every rank gets the same number of batches, and the batches of one step have about the same cost on all ranks.
     Without a ``collate_fn``, arrays of a field are padded with ``pad`` to the longest of the batch, and
-    ``"<field>.length"``, int64 [batch], is the length of each before that.
+    ``"<field>.length"``, int64 [batch], holds the original lengths.
 
     Args:
         tokens: the most tokens of a batch, before padding.
@@ -82,10 +82,10 @@ class TokenBudget(Batches):
             see `Manifest.columns`. ``<ext>.tokens`` of a raw array whose dtype ``decode`` names needs no
             ``add_columns``.
         max_samples: the most samples of a batch; by default there is no limit.
-        cost: what a step costs a rank: ``"linear"``, its tokens; ``"quadratic"``, the sum of the squares of the
-            lengths, as attention does.
-        oversize: what happens to a sample of more than ``tokens``: it is an ``"error"``, left out (``"drop"``), or a
-            batch of its own (``"alone"``).
+        cost: the cost of a step on a rank: ``"linear"``, its tokens; ``"quadratic"``, the sum of the squared lengths,
+            as for attention.
+        oversize: how to handle a sample of more than ``tokens``: raise an ``"error"``, ``"drop"`` it, or make it a
+            batch ``"alone"``.
         pad: the value that fills arrays up.
 
     Raises:
@@ -130,10 +130,10 @@ class TokenBudget(Batches):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LengthGroups(Batches):
-    """Batches of ``size`` samples of like lengths, so that padding is short.
+    """Batches of ``size`` samples of similar lengths, with little padding.
 
-    Every rank gets the same number of batches, and the batches of one step have like lengths on all ranks. Without a
-    ``collate_fn``, arrays are padded as `TokenBudget` pads them.
+    Every rank gets the same number of batches, and the batches of one step have similar lengths on all ranks. Without a
+    ``collate_fn``, arrays are padded as in `TokenBudget`.
 
     Args:
         size: samples of a batch.
@@ -204,16 +204,16 @@ class PackedRows(Batches):
 
     A batch has the field of tokens, and every array of the same length, as [rows, tokens]; ``position_ids`` and
     ``document_ids``, int64 [rows, tokens], the latter -1 for padding; ``cu_seqlens``, int32 [sequences + 1], and
-    ``max_seqlen`` over the flattened rows; every other field as a list for each row. It takes no ``collate_fn``.
+    ``max_seqlen`` over the flattened rows; and every other field as one list per row. It takes no ``collate_fn``.
 
     Args:
         rows: rows of a batch.
         tokens: tokens of a row.
-        length: the column of lengths; what stands before its last dot is the field of tokens.
-        long: what happens to a document of more than ``tokens``: it is put into several rows (``"split"``), cut
-            (``"truncate"``), or an ``"error"``.
-        labels: add ``"labels"``: with ``True`` the tokens, with -100 for the first of each document and for padding;
-            with ``"next"`` the next token at each, for a model that does not shift them itself.
+        length: the column of lengths; the part before its last dot is the field of tokens.
+        long: how to handle a document of more than ``tokens``: ``"split"`` it over several rows, ``"truncate"`` it, or
+            raise an ``"error"``.
+        labels: add ``"labels"``: with ``True`` the tokens, with -100 for the first token of each document and for
+            padding; with ``"next"`` the next token of each token, for a model that does not shift labels itself.
 
     Raises:
         ArgumentError: a value cannot work. Iteration raises it for an unknown column, and for a document that is too

@@ -45,7 +45,6 @@ class CachedShard(OpenShard):
         self.is_ready = is_ready
         """bool [members]: those that are there and verified."""
         self._source = weakref.proxy(source)
-        self._number = number
         self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
         super().__init__(source.manifest, number, copy.index, _RELEASED)
         self.hold()
@@ -65,11 +64,11 @@ class CachedShard(OpenShard):
     def member(self, sample: int, number: int) -> memoryview:
         member = self._starts[sample] + number
         if not self.is_ready[member]:  # a substitute, which the batch did not ask for
-            self._source.fetch({self._number: np.array([member])})
+            self._source.fetch({self.number: np.array([member])})
         return super().member(sample, number)
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
-        self._source.fetch_ranges(self._number, offsets, lengths)
+        self._source.fetch_ranges(self.number, offsets, lengths)
 
     def replace(self, copy: OpenCopy) -> None:
         """Go on with another copy of the same shard."""

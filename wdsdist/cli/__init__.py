@@ -119,13 +119,13 @@ def _fail(message: str) -> NoReturn:
 )
 @click.version_option(wdsdist.__version__, prog_name="wdsdist")
 def _wdsdist() -> None:
-    """Turn data sets into WebDataset shards, and look at shards."""
+    """Pack data sets into WebDataset shards, and inspect shards."""
 
 
 _wdsdist.epilog = f"""\
 {SHARDS}
 
-Every command that opens a data set also takes these:
+Every command that opens a data set also takes these options:
 
 \b
 {"".join(f"  {option.opts[0]:<19}{option.help}{chr(10)}" for option in COMMON)}"""

@@ -25,11 +25,11 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.argument("shards", nargs=-1, required=True)
 @fields_option
 @click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
-@number_option("--batch-size", default=64, help="Samples in a batch.")
+@number_option("--batch-size", default=64, help="Samples per batch.")
 @click.option(
     "--workers", metavar="N,N,...", callback=_numbers, help="Numbers of workers to try.  [default: up to the cores]"
 )
-@click.option("--seconds", type=float, metavar="S", default=3.0, help="Seconds to measure each number.")
+@click.option("--seconds", type=float, metavar="S", default=3.0, help="Seconds for each number of workers.")
 @access
 def bench(
     shards: tuple[str, ...], fields: tuple[str, ...] | None, decode: str | None, workers: list[int], batch_size: int,

@@ -64,7 +64,7 @@ def _age(value: str) -> float:
 def info(cache_dir: Path | None, as_json: bool) -> None:
     """Show what the cache holds, by data set.
 
-    Each line has a data set, its shards, their bytes, the last use, and how many shards live jobs use.
+    Each line shows a data set, its shards, their bytes, the last use, and the number of shards that live jobs use.
     """
     from wdsdist.cache.contents import usage
 
@@ -90,8 +90,8 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
 def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, cache_dir: Path | None) -> None:
     """Remove copies that no live job uses from the cache.
 
-    Select copies by SOURCE, --older-than or both, or give --all. SOURCE is the folder or URL of a data set, as `wdsdist
-    cache info` shows it, or a folder above several.
+    Select copies by SOURCE, --older-than or both, or pass --all. SOURCE is the folder or URL of a data set, as `wdsdist
+    cache info` shows it, or a parent folder of several data sets.
     """
     from wdsdist.cache.contents import clean as clean_up
 
@@ -108,9 +108,9 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
 )
 @click.argument("shards", nargs=-1, required=True)
 @epoch_options
-@number_option("--node", help="Number of this node.  [default: as launched, else 0]")
+@number_option("--node", help="Number of this node.  [default: from the launcher, otherwise 0]")
 @size_option("--bytes", "room", help="Bytes to fetch.  [default: two shuffle windows]")
-@click.option("--stage", is_flag=True, help="Copy local shards too, as from a slow mount.")
+@click.option("--stage", is_flag=True, help="Copy local shards too, for a slow mount.")
 @cache_dir_option
 @size_option("--cache-limit", help="Maximum size of the cache.")
 @access
@@ -120,8 +120,8 @@ def warm(
 ) -> None:
     """Fetch the shards that training will need first into the cache.
 
-    Fetches for the ranks of one node. Give the options of the data set and loader that will train. Copies that exist
-    are not fetched again, so the same command continues after an interruption.
+    It fetches for the ranks of one node. Pass the options of the training data set and loader. Existing copies are not
+    fetched again, so the same command continues after an interruption.
     """
     from wdsdist._util.pools import Threads, completed
     from wdsdist.cache.cached_shards import CachedShards

@@ -30,22 +30,19 @@ from wdsdist.cli.progress import shards_meter
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
-@click.option("--replace", is_flag=True, help="Take the values of TABLE for samples that have other values.")
-@click.option("--output", metavar="DIR", help="Folder for the columns.  [default: beside index.json]")
-@click.option(
-    "--workers", type=int, metavar="N", help="Shards read at once.  [default: one for each core, 16 for a store]"
-)
+@click.option("--replace", is_flag=True, help="Overwrite values that differ from TABLE.")
+@click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
+@click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
 @access
 @quiet_option
 def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> None:
     """Add columns to SHARDS, or refresh them.
 
-    A column has a value for each sample. `wdsdist select` and batches of variable lengths use columns. --field reads
-    small members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape,
-    npy.dtype, npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, in any
-    order of rows, and fills the values that a column lacks. Values that exist are kept, so the same command continues
-    after an interruption. Without any of the three, recorded columns get the values of appended shards.
-    `wdsdist info` lists the columns.
+    A column has one value per sample. `wdsdist select` and batches of variable lengths use columns. --field reads small
+    members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype,
+    npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, with rows in any order, and fills in
+    missing values. Existing values are kept, so the same command continues after an interruption. Without these
+    options, existing columns get the values of appended shards. `wdsdist info` lists the columns.
     """
     from wdsdist.curation.add import add_columns
     from wdsdist.curation.arrays import KINDS

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     advanced="output name splits key workers",
 )
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: beside the shards]")
+@click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: next to the shards]")
 @click.option(
     "--export",
     "formats",
     type=click.Choice(["dali", "energon", "wids", "timm"]),
     multiple=True,
-    help="Write the index of another tool too.  [repeatable]",
+    help="Also write the index for another tool.  [repeatable]",
 )
-@click.option("--split", default="train", metavar="NAME", help="The split that SHARDS are, for energon and timm.")
-@number_option("--workers", help="Shards read at once.  [default: one for each core, 16 for a store]")
+@click.option("--split", default="train", metavar="NAME", help="Name of the split, for energon and timm.")
+@number_option("--workers", help="Shards read at once.  [default: one per core, 16 for a store]")
 @click.option("--name", metavar="NAME", help="Write index-NAME.json, if a folder holds several data sets.")
 @click.option("--splits", is_flag=True, help="Write index-train.json and so on, one for each split in a folder.")
 @key_rule
@@ -43,12 +43,12 @@ def index(
     shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None,
     splits: bool, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Index tars that other tools wrote, without changing them.
+    """Index tars by other tools, without changing them.
 
-    Writes an index for each tar, and an index.json for all. SHARDS is a folder or URL of tars, or tars, or a pattern
-    such as 'train-{000..127}.tar'. They may be compressed. For remote tars with large members, only the headers are
+    It writes an index for each tar, and one index.json. SHARDS is a folder or URL of tars, or tars, or a pattern such
+    as 'train-{000..127}.tar'. The tars may be compressed. For remote tars with large members, only the headers are
     read. With --output, open the data set by that folder; with --name or --splits, by the file. With --export, an
-    index that is there is kept.
+    existing index is kept.
     """
     from wdsdist.diagnostics.exports import export
 

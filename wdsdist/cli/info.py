@@ -23,8 +23,8 @@ _NAMED = 10
 def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show what SHARDS hold: samples, fields, sizes, classes, columns.
 
-    If there are many shards, the indexes of some are read, spread evenly, and the output says how many. Classes are
-    counted by the column cls, or by the members of a small data set that has no such column.
+    If there are many shards, only the indexes of some evenly spaced shards are read, and the output shows their number.
+    Class counts come from the column cls, or in a small data set without this column from the members.
     """
     from wdsdist.diagnostics.summary import summary
 

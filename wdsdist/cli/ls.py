@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--samples", is_flag=True, help="List samples: number, key, shard, fields with sizes.")
 @access
 def ls(shards: tuple[str, ...], samples: bool) -> None:
-    """List the shards, one on each line: name, samples, size.
+    """List the shards, one per line: name, samples, size.
 
     With --samples, list the samples. Columns are separated by tabs.
     """
@@ -68,9 +68,9 @@ def _file_name(manifest: Manifest, shard: int) -> str:
 def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     """Write one member of a sample to standard output.
 
-    The bytes are written as they are stored. SAMPLE is a key, or the number of a sample as `ls --samples` shows it. A
-    key goes first, so the indexes of all shards are read unless --number is given. Without FIELD, list the members of
-    the sample. A terminal gets text only, with control characters escaped.
+    The command writes the stored bytes. SAMPLE is a key, or the number of a sample as `ls --samples` shows it. Keys are
+    tried first, so the indexes of all shards are read unless you pass --number. Without FIELD, the command lists the
+    members of the sample. To a terminal it writes only text, with control characters escaped.
     """
     from wdsdist.samples.member_reader import MemberReader
 

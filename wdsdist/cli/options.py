@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHARDS = """\
 SHARDS is a folder or URL with an index.json, a view, one or more .tar files, a pattern such as 'train-{000..127}.tar',
-or @FILE, a list of names. Compressed shards are decompressed once on each node, into the cache.
+or @FILE, a list of names. Compressed shards are decompressed once per node, into the cache.
 """
 _ACCESS = f"{__name__}.access"
 
@@ -158,8 +158,8 @@ ADVANCED = "epoch order seed shuffle_window"
 """The names of `epoch_options` that few people need."""
 _EPOCH = (
     number_option("--ranks", default=1, help="Ranks of the job."),
-    number_option("--ranks-per-node", default=8, help="Ranks on each node."),
-    number_option("--batch-size", default=64, help="Samples in a batch of one rank."),
+    number_option("--ranks-per-node", default=8, help="Ranks per node."),
+    number_option("--batch-size", default=64, help="Samples per batch on one rank."),
     click.option(
         "--batches",
         metavar="VALUE",
@@ -172,10 +172,10 @@ _EPOCH = (
         "--order",
         type=click.Choice(["shard", "sampler"]),
         default="shard",
-        help="The order of the samples, as StreamingDataset takes it.",
+        help="Order of the samples, as in StreamingDataset.",
     ),
     number_option("--seed", default=0, help="Seed of the order."),
-    number_option("--shuffle-window", help="Samples shuffled together.  [default: those in 16 shards]"),
+    number_option("--shuffle-window", help="Samples shuffled together.  [default: 16 shards' worth]"),
 )
 
 

@@ -76,7 +76,7 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
 @click.argument("dest")
 @options_of(Options, Images)
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the source.")
-@click.option("--splits", is_flag=True, help="Make a data set of each of the folders train, val and so on.")
+@click.option("--splits", is_flag=True, help="Make a data set from each of the folders train, val and so on.")
 @click.option("--dry-run", is_flag=True, help="Print what is recognised, and write nothing.")
 @access
 @click.option(
@@ -84,15 +84,15 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
     type=click.Choice(["local", "dask", "ray"]),
     default="local",
     show_default=True,
-    help="What runs the writers: processes here, or the workers of a cluster.",
+    help="Where the writers run: in local processes, or on the workers of a cluster.",
 )
-@click.option("--address", metavar="URL", help="Address of the cluster.  [default: by the engine's settings]")
+@click.option("--address", metavar="URL", help="Address of the cluster.  [default: from the engine's settings]")
 @click.option(
     "--scope",
     type=click.Choice(["node", "cluster"]),
     default="node",
     show_default=True,
-    help="If torchrun or Slurm launches it: pack once on each node, or once in all.",
+    help="Under torchrun or Slurm, pack once per node or once per cluster.",
 )
 @quiet_option
 def pack(
@@ -111,10 +111,10 @@ def pack(
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
     SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
-    folder by save_to_disk of datasets), WebDataset shards, an IDX set such as mnist/train, or a URL of one of these.
-    In a folder, files whose paths agree up to the first dot of their names are one sample; in a table, each row is.
-    SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
-    my_module:make_dataset. Run again after an interruption, the command continues; after it has finished, it returns
+    folder by save_to_disk of datasets), WebDataset shards, an IDX set such as mnist/train, or a URL of one of these. In
+    a folder, files that share a path up to the first dot of their names are one sample; in a table, each row is a
+    sample. SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
+    my_module:make_dataset. After an interruption, the same command continues; if the data set is complete, it returns
     at once.
     """
     given["storage_options"] = how_to_open()["storage_options"]

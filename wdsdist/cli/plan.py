@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 )
 @click.argument("shards", nargs=-1)
 @epoch_options
-@number_option("--workers", default=4, help="Loader workers of each rank.")
-@number_option("--shards", "num_shards", help="Number of shards, in place of SHARDS.")
-@number_option("--samples", help="Number of samples in all shards, in place of SHARDS.")
+@number_option("--workers", default=4, help="Loader workers per rank.")
+@number_option("--shards", "num_shards", help="Number of shards, instead of SHARDS.")
+@number_option("--samples", help="Number of samples in all shards, instead of SHARDS.")
 @size_option("--shard-bytes", default="64MiB", help="Size of each shard, if SHARDS does not say.")
 @access
 @json_option
@@ -47,8 +47,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Report an epoch over SHARDS before training. No data is read.
 
-    Prints the batches of each rank, the shards, bytes and requests of each node, and the size of the cache that is
-    needed. For batches of variable lengths (--batches) it also prints how full and how even they are.
+    It prints the batches per rank, the shards, bytes and requests per node, and the size of the cache needed. For
+    batches of variable lengths (--batches) it also prints their fill and balance.
     """
     import numpy as np
 

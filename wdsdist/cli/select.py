@@ -32,10 +32,10 @@ _TAKEN = ("self", "by", "seed", "allow_empty")
 @click.option("--keys", metavar="FILE", help="Samples in this list: lines, JSON, JSON Lines, CSV, Parquet or .npy.")
 @click.option("--exclude", metavar="FILE", help="Samples that are not in this list, such as a quarantine file.")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that the lists hold.")
-@click.option("--sample", metavar="N", help="A random choice of them: a number, or a share such as 0.1.")
+@click.option("--sample", metavar="N", help="Random choice of these samples: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Take each sample N times, or as often as a column says.")
 @click.option("--seed", type=int, metavar="N", default=0, help="Seed of --sample and --repeat.")
-@click.option("--refresh", metavar="VIEW", help="Make this view again, and the views that it was made of.")
+@click.option("--refresh", metavar="VIEW", help="Make this view again, and the views that it was made from.")
 @click.option("--allow-empty", is_flag=True, help="Save a view even if it has no samples.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing view.")
 @access
@@ -43,10 +43,10 @@ def select(
     shards: str | None, destination: Path | None, sample: str | None, repeat: str | None, refresh: str | None,
     allow_empty: bool, overwrite: bool, **chosen_by: Any,
 ) -> None:  # fmt: skip
-    """Choose samples of SHARDS, and save the choice as a view.
+    """Choose samples of SHARDS, and save them as a view.
 
-    The shards stay as they are. The view is the file DESTINATION; every command and StreamingDataset takes a view in
-    place of shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
+    The shards stay unchanged. The view is the file DESTINATION; every command and StreamingDataset takes a view instead
+    of shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
     if refresh is not None:
         _refresh(refresh, allow_empty)
@@ -84,8 +84,8 @@ def split(
 ) -> None:
     """Split the samples of SHARDS into views, such as train and val.
 
-    Each part becomes a view in the folder DESTINATION. The part of a sample depends on its key (or the column --by) and
-    the seed alone, so it stays the same as data grows.
+    Each part becomes a view in the folder DESTINATION. The part of a sample depends only on its key (or the column
+    --by) and the seed, so it stays the same as data grows.
     """
     shares: dict[str, Any] = {}
     for part in parts:

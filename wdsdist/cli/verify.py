@@ -22,12 +22,12 @@ _DAMAGED = 1
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--deep", is_flag=True, help="Decode every member, images and media to their ends.")
 @click.option(
-    "--fields", metavar="LIST", callback=field_list, help="Fields that no sample may lack, such as 'jpg;png,cls,txt?'."
+    "--fields", metavar="LIST", callback=field_list, help="Fields that every sample must have, such as 'jpg;png,cls'."
 )
 @click.option("--quarantine", metavar="FILE", help="Add each bad sample to FILE, which select --exclude takes.")
 @click.option("--repair", is_flag=True, help="Repair what can be repaired, and print what was done.")
-@click.option("--source", metavar="PLACE", help="Folder or URL of whole copies, for --repair.")
-@number_option("--workers", help="Processes that read.  [default: one for each core]")
+@click.option("--source", metavar="PLACE", help="Folder or URL of intact copies, for --repair.")
+@number_option("--workers", help="Processes that read.  [default: one per core]")
 @access
 @quiet_option
 @click.pass_context
@@ -36,8 +36,8 @@ def verify(
 ) -> None:
     """Read all of SHARDS and compare them with their indexes.
 
-    Prints one line for each damage, and exits with 1 if any is not repaired. Only --repair changes files: it makes
-    indexes again, and replaces a damaged tar by a copy once that copy is verified.
+    It prints the problems of each shard, and exits with status 1 if a problem remains. Only --repair changes files: it
+    rebuilds indexes, and replaces a damaged tar with a verified copy.
     """
     from wdsdist.diagnostics import verify as diagnostics
     from wdsdist.storage import shown

@@ -36,9 +36,9 @@ def view(
 ) -> None:
     """Look at the samples of SHARDS in a browser.
 
-    Open the URL that is printed. The page shows images, audio, video, text, JSON, token ids and arrays, finds samples
-    by key and by expressions over columns, and shows what each rank reads in an epoch. Only what is shown is fetched
-    from a store. The second example is for shards on another machine.
+    Open the URL that the command prints. The page shows images, audio, video, text, JSON, token ids and arrays, finds
+    samples by key and by expressions over columns, and shows what each rank reads in an epoch. The page fetches only
+    what it shows. The second example is for shards on another machine.
     """
     from wdsdist import storage
     from wdsdist.diagnostics.view import server
@@ -89,7 +89,7 @@ def _named(name: str) -> Any:
     "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with pictures."
 )
 @click.option("--where", metavar="SQL", help="Only samples for which an expression is true.")
-@number_option("--random", "seed", metavar="SEED", help="A random choice by this seed.  [default: the first samples]")
+@number_option("--random", "seed", metavar="SEED", help="Random choice with this seed.  [default: the first samples]")
 @access
 def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | None, seed: int | None) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.

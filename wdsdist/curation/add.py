@@ -68,16 +68,16 @@ def add_columns(
     if workers is not None:
         check_integer("workers", workers, 1)
     data, joins = manifest.whole, list[Join]()
-    wanted = parsed(fields, probe)
+    requested = parsed(fields, probe)
     if join is not None:
         joins = [Join.of(data, join, on, only, storage_options, "replace" if replace else "error")]
-    elif not wanted:
-        wanted, joins = _recorded(data)
-    for own in {join.on[0] for join in joins} - {field.name for field in wanted} - set(names(data)):
-        wanted += parsed([own], [])
+    elif not requested:
+        requested, joins = _recorded(data)
+    for own in {join.on[0] for join in joins} - {field.name for field in requested} - set(names(data)):
+        requested += parsed([own], [])
     folder = None if output is None else check_path("output", output)
-    with making(data, wanted, folder, workers=workers, progress=progress, replace=replace) as work:
-        reports, added = [], [field.name for field in wanted]
+    with making(data, requested, folder, workers=workers, progress=progress, replace=replace) as work:
+        reports, added = [], [field.name for field in requested]
         for each in joins:
             report, columns = each.write(work)
             reports.append(report)
@@ -129,7 +129,7 @@ def _recorded(data: Manifest) -> tuple[list[Field], list[Join]]:
 @contextlib.contextmanager
 def making(
     data: Manifest,
-    wanted: Sequence[Field],
+    requested: Sequence[Field],
     output: Path | None = None,
     *,
     workers: int | None = None,
@@ -145,8 +145,8 @@ def making(
     """
     if len(data.data_sets) != 1:
         raise ArgumentError("columns belong to one data set: add them to each data set before they are concatenated")
-    extensions = extensions_in(data) if wanted else []
-    for field in wanted:
+    extensions = extensions_in(data) if requested else []
+    for field in requested:
         if extensions and field.reading(extensions) is None:
             member = field.name.partition(".")[0]
             if field.name in ("key", member):
@@ -175,7 +175,7 @@ def making(
                 raise DestinationError(f"{work} is a link: remove it")
             try:
                 _remove_columns(work)  # of a call that was killed
-                _make(data, wanted, work, workers, progress, replace=replace)
+                _make(data, requested, work, workers, progress, replace=replace)
                 yield work
                 for path in [*work.glob(f"*{column_file.SUFFIX}")]:
                     path.replace(folder / path.name)
@@ -235,13 +235,13 @@ def _make_shard(carried: Carried[_Job], shard: int) -> None:
 
 
 def _make(
-    data: Manifest, wanted: Sequence[Field], work: Path, workers: int | None, progress: Report, *, replace: bool
+    data: Manifest, requested: Sequence[Field], work: Path, workers: int | None, progress: Report, *, replace: bool
 ) -> None:
     """Make columns from the shards that they do not cover yet; an earlier call may have left some of their files."""
-    known = {field: _known(data, field, replace=replace) for field in wanted}
+    known = {field: _known(data, field, replace=replace) for field in requested}
     none = np.zeros(len(data.counts), np.bool_)
     covered = {field: none if stored is None else stored.is_covered for field, stored in known.items()}
-    fields = tuple(field for field in wanted if known[field] is None or not covered[field].all())
+    fields = tuple(field for field in requested if known[field] is None or not covered[field].all())
     if not fields:
         return
     job = _Job(data, fields, work, column_file.shard_ids(data))

@@ -51,10 +51,10 @@ def select(
     if where is not None:
         is_chosen &= query.is_true(manifest, where)
         step["where"] = where
-    for name, values, is_wanted in (("keys", keys, True), ("exclude", exclude, False)):
+    for name, values, is_kept in (("keys", keys, True), ("exclude", exclude, False)):
         if values is not None:
             is_listed, step[name] = key_lists.is_listed(manifest, name, values, check_column("on", on))
-            is_chosen &= is_listed == is_wanted
+            is_chosen &= is_listed == is_kept
     positions = np.flatnonzero(is_chosen)
     if amount is not None:  # the keys with the smallest hashes
         hashes = _hashes(manifest, "key", _SAMPLE, seed, _times_before(manifest, "sample", seed=seed))[positions]

@@ -79,11 +79,11 @@ def column(manifest: Manifest, name: str) -> Any:
     return arrays.concatenated(parts)
 
 
-def keep_classes(manifest: Manifest, wanted: Collection[str]) -> None:
-    """Keep the column ``cls`` in a file, if it is wanted for a data set that has classes, and can be written."""
+def keep_classes(manifest: Manifest, used: Collection[str]) -> None:
+    """Keep the column ``cls`` in a file, if classes are among the ``used`` columns, and the file can be written."""
     from wdsdist.curation.add import add_columns
 
-    for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(wanted) else ():
+    for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(used) else ():
         # Reading it says what is wrong: there is no such column, or not of the newest shards.
         with contextlib.suppress(DestinationError, ArgumentError):
             if ColumnReader(part, CLASS).stored is None:
@@ -186,9 +186,11 @@ class ColumnReader:
         if self.name == BYTES:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
         extension = self.name.rpartition(".")[0]
-        is_wanted = np.array([*(own.lower() == extension for own in index.extensions), False])[index.extension_ids]
-        missing = _sums(is_wanted.astype(np.int64), index.sample_starts) == 0
-        return _sums(np.where(is_wanted, index.sizes, 0), index.sample_starts) // self._item_size, missing
+        is_of_extension = np.array([*(own.lower() == extension for own in index.extensions), False])[
+            index.extension_ids
+        ]
+        missing = _sums(is_of_extension.astype(np.int64), index.sample_starts) == 0
+        return _sums(np.where(is_of_extension, index.sizes, 0), index.sample_starts) // self._item_size, missing
 
 
 def _keys(index: ShardIndex) -> Any:

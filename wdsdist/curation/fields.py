@@ -187,7 +187,7 @@ def parsed(fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
         if what not in _PROBES or not all(member.split(";")):
             about = hint(what, _PROBES, "the last part can be")
             raise ArgumentError(f"probe is {name!r}: it must be a name such as jpg.width; {about}", argument="probe")
-        if what in ("seconds", "frames") and any(kind_of(part) != "wav" for part in member.split(";")):
+        if what in ("seconds", "frames"):
             extra("av", "media", f"the column {name}")
     columns = [Field("field", name) for name in fields] + [Field("probe", name.lower()) for name in probes]
     for column in columns:

@@ -112,8 +112,8 @@ class Join(NamedTuple):
             (folder, name), fitting = storage.split(location), [location]
             is_far = storage.is_remote(location)
             if set(name) & set("*[" if is_far else "*?[") and (is_far or not Path(location).exists()):
-                found = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name)
-                fitting = [storage.join(folder, file) for file in sorted(found)]
+                matching = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name)
+                fitting = [storage.join(folder, file) for file in sorted(matching)]
             if not fitting:
                 raise NotFoundError(f"{storage.shown(location)} fits no file")
             files += [file if is_far else str(Path(file).absolute()) for file in fitting]
@@ -264,7 +264,9 @@ def match(reader: ColumnReader, tables: Sequence[Table], on: str, argument: str 
     label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
     if num_rows and len(rows) and not has_row.any():
         raise ArgumentError(_advice(reader, tables, on, label), argument=argument)
-    matched, used, with_row = int(is_matched.sum()), len(np.unique(rows[has_row])), int(has_row.sum())
+    is_used = np.zeros(num_rows, bool)
+    is_used[rows[has_row]] = True
+    matched, used, with_row = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
     counts = (num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row)
     return np.where(has_row, rows, -1), JoinReport(label, reader.name, *counts)
 
@@ -302,7 +304,7 @@ def _columns(tables: Sequence[Table], on: str, only: Collection[str] | None) -> 
         yield name, arrays.concatenated(parts).combine_chunks()
 
 
-# What to do if no sample was found
+# Advice if no row matches
 
 
 def _advice(reader: ColumnReader, tables: Sequence[Table], on: str, label: str) -> str:

@@ -46,13 +46,13 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
     pa, duckdb, first = pyarrow("where="), extra("duckdb", "tables", "where="), 0
     is_chosen = np.zeros(manifest.num_samples, np.bool_)
     with connected("where=") as connection:
-        wanted = _columns(connection, where)
-        keep_classes(manifest, wanted)
+        used = _columns(connection, where)
+        keep_classes(manifest, used)
         for part in manifest.data_sets:
             try:
-                readers = {name: ColumnReader(part, name) for name in wanted}
+                readers = {name: ColumnReader(part, name) for name in used}
             except ArgumentError as error:
-                if set(wanted) <= set(names(part)):
+                if set(used) <= set(names(part)):
                     raise
                 raise _refused(where, f"{error}; a string stands in single quotes, as 'dog'") from None
             filled = np.flatnonzero(part.counts)
@@ -74,14 +74,14 @@ def _columns(connection: Any, where: str) -> list[str]:
     parsed = json.loads(connection.execute("SELECT json_serialize_sql(?)", [f"SELECT ({where}\n)"]).fetchall()[0][0])
     if parsed.get("error"):
         raise _refused(where, str(parsed.get("error_message", "it cannot be parsed")))
-    wanted = set[str]()
+    used = set[str]()
     for expression in _expressions(parsed):
         match expression:
             case {"class": "COLUMN_REF", "column_names": [str(name)]}:
-                wanted.add(name)
+                used.add(name)
             case {"class": "COLUMN_REF", "column_names": list(parts)}:
                 raise _refused(where, f'write a column whose name has a dot in double quotes: "{".".join(parts)}"')
-    return sorted(wanted)
+    return sorted(used)
 
 
 def _expressions(value: Any) -> Iterator[dict[str, Any]]:

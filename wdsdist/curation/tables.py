@@ -222,19 +222,23 @@ class DatasetTable(Table):
     """The rows that a ``Dataset`` selects; its files are not opened here, as its rows may lie in memory alone."""
 
     def __init__(self, dataset: Any, label: str) -> None:
-        self._dataset = dataset.with_format("arrow")
-        count = len(dataset)
-        lengths = [min(_DATASET_ROWS, count - first) for first in range(0, count, _DATASET_ROWS)]
-        groups = [_Group(label, number * _DATASET_ROWS, length, list) for number, length in enumerate(lengths)]
+        self._dataset, count = dataset.with_format("arrow"), len(dataset)
+        groups = []
+        for first in range(0, count, _DATASET_ROWS):
+            last = min(first + _DATASET_ROWS, count)
+            groups.append(_Group(label, first, last - first, functools.partial(_rows_of, self._dataset, first, last)))
         super().__init__(label, self._dataset[:0].schema, groups)
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         names = self.schema.names if columns is None else list(columns)
         return self._dataset.select_columns(names)[rows.tolist()].select(names)
 
-    def _read(self, group: int, names: list[str]) -> Any:
-        first, last = self.starts[group : group + 2].tolist()
-        return self._dataset.select_columns(names)[first:last].select(names)
+    def _read(self, group: int, names: list[str]) -> Any:  # keeps nothing: the table travels to other processes
+        return self._groups[group].read(names)
+
+
+def _rows_of(dataset: Any, first: int, last: int, names: list[str]) -> Any:
+    return dataset.select_columns(names)[first:last].select(names)
 
 
 def _parquet(paths: list[Path], label: str) -> Table:
@@ -418,8 +422,8 @@ def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> Ta
                 is_large = type(value) is int and not -(2**63) <= value < 2**63
                 types.setdefault(name, set()).add(object if is_large else type(value))
         fields = []
-        for name, found in types.items():
-            kinds = found - {type(None)}
+        for name, kinds in types.items():
+            kinds = kinds - {type(None)}
             kind = _JSON_TYPES.get(next(iter(kinds))) if len(kinds) == 1 else None if kinds else "null"
             fields.append(pa.field(name, kind) if kind else pa.field(name, "string", metadata=JSON_TEXT))
         schema = pa.schema(fields)

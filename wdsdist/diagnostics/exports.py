@@ -43,19 +43,19 @@ def export(
     split: str = "train",
     workers: int | None = None,
 ) -> list[Path]:
-    """Write the index of another tool for a data set, and return the files it consists of.
+    """Write the index that another tool needs for a data set, and return its files.
 
     Args:
         shards: what `wdsdist.open` takes.
         format: ``"dali"`` (an ``.idx`` for each tar), ``"energon"`` (``.nv-meta`` and a ``.tar.idx`` for each tar),
             ``"wids"`` (``wids.json``) or ``"timm"`` (``_info.json``).
-        output: the folder to write into; by default the folder of the shards. Energon's files must lie there.
-        split: what the shards are, for the formats that say it: ``"train"``, ``"val"`` or ``"test"`` for Energon,
-            any name for timm.
-        workers: processes that read; by default one for each core.
+        output: the folder to write into; by default the folder of the shards. Energon needs them there.
+        split: the name of the split, for formats with splits: ``"train"``, ``"val"`` or ``"test"`` for Energon, any
+            name for timm.
+        workers: processes that read; by default one per core.
 
-    DALI, Energon and wids read members in place, so they cannot read compressed shards; timm streams
-    tars, and reads those that are compressed by gzip, bzip2 or xz.
+    DALI, Energon and wids read members in place, so they cannot read compressed shards. timm streams tars, so it can
+    read shards compressed by gzip.
 
     Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` if the
     folder cannot be written, and what `wdsdist.open` raises.

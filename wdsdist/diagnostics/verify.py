@@ -112,24 +112,24 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[ShardsProgress], None] | None = None,
 ) -> list[Damage]:
-    """Verify every shard of a data set and return all damage, in the order of the shards.
+    """Verify every shard of a data set and return the damage, in the order of the shards.
 
-    Each shard must be there with the size, digest and number of samples that ``index.json`` gives, must be a whole
-    tar, and must have an index that agrees with both. An empty list means no damage. Remote shards are fetched, a
-    few at a time, checked and deleted; compressed ones are decompressed in the same way.
+    Each shard must exist with the size, digest and number of samples in ``index.json``, must be a whole tar, and must
+    have an index that agrees with both. An empty list means no damage. Remote shards are fetched, a few at a time,
+    checked and deleted; compressed shards are decompressed in the same way.
 
     Args:
-        shards: what `wdsdist.open` takes; of a view, the shards that hold its samples.
-        deep: also decode every member, or with ``fields`` those, images to their last pixel.
-        fields: also check that each sample has these, and none of them empty, as `wdsdist.StreamingDataset` names them.
-        quarantine: path of a file to which all samples are added that fail ``deep`` or ``fields``, each once, as
-            `wdsdist.StreamingDataset` does; ``wdsdist select --exclude`` takes it.
-        workers: processes that read; by default one for each core.
+        shards: what `wdsdist.open` takes; for a view, the shards that hold its samples are verified.
+        deep: also decode every member (with ``fields``, only these), images to their last pixel.
+        fields: also check that each sample has these fields, not empty; named as in `wdsdist.StreamingDataset`.
+        quarantine: path of a file that gets each sample that fails ``deep`` or ``fields``, as from
+            `wdsdist.StreamingDataset`; ``wdsdist select --exclude`` takes it.
+        workers: processes that read; by default one per core.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
-        progress: called with a ``ShardsProgress`` before the first shard and after each.
+        progress: called with a ``ShardsProgress`` before the first shard and after each shard.
 
     Raises what `wdsdist.open` raises if there is no data set, and `DestinationError` or `StorageError` if there is no
-    room here to decompress or fetch a shard, which is no damage of it.
+    space here to decompress or fetch a shard, which is not damage.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack
@@ -363,16 +363,16 @@ def repair(
 ) -> list[Repair]:
     """Repair the damage that `wdsdist.verify` found, as far as possible, and return the result for each shard.
 
-    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from
-    ``source``, only after that copy agrees with ``index.json``. Nothing else changes a tar. A member that does not
-    decode is in every copy of a shard, so it cannot be repaired.
+    An index that is missing or wrong is rebuilt from a whole tar. A damaged tar is replaced by a copy from ``source``,
+    but only if the copy agrees with ``index.json``. Nothing else changes a tar. A member that does not decode is the
+    same in every copy, so it cannot be repaired.
 
     Args:
         shards: as passed to `wdsdist.verify`.
         damage: its result.
-        source: a folder or URL that holds whole shards of the same names.
-        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets none of them, unless
-            they say so by store; if ``shards`` is local, they are for ``source``.
+        source: a folder or URL with whole shards of the same names.
+        storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets them only if they name that
+            store; if ``shards`` is local, ``source`` gets them.
 
     >>> import tempfile, pathlib
     >>> from wdsdist.packing import pack

@@ -79,31 +79,31 @@ def data_download(
 ) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function to run in one process per node, while every process gets its return value, or its error.
 
-    Works before and without ``torch.distributed``. One of the processes that call the function with the same
-    arguments runs it, and the others wait. Its return value is kept, so later processes, in this run or the next, skip
-    it. If the process that runs it dies, another takes over.
+    It works before and without ``torch.distributed``. One of the processes that call the function with the same
+    arguments runs it, and the others wait. The return value is kept, so later processes, in this run or the next, skip
+    the function. If the process that runs it dies, another one takes over.
 
-    Two calls are the same if file, name and source of the function and all arguments are the same; give every rank the
-    same arguments. Global variables and variables of an enclosing function do not count: pass them as arguments.
+    Two calls are the same if file, name and source of the function and all arguments are the same, so give every rank
+    the same arguments. Global variables and variables of an enclosing function do not count: pass them as arguments.
     The function runs again if a path that it returned no longer exists: a ``Path``, or a string that begins with ``/``,
     by itself or inside lists, tuples, dicts and dataclasses, such as a `Manifest`.
 
-    An exception is raised on all processes of the same launch that had started when it happened, with the process that
-    ran the function as its cause. A later run, or a second call, tries again.
+    An exception is raised in all processes of the same launch that had started by then; its cause names the process
+    that ran the function. A later run, or a second call, tries again.
 
     Args:
         function: a plain function; its return value must be picklable, ideally a path.
         scope: ``"node"`` runs it once on every node, ``"cluster"`` once for all nodes.
-        timeout: longest wait in seconds for the process that runs it, above 0; ``None`` waits as long as that lives.
+        timeout: longest wait in seconds for the process that runs it, above 0; ``None`` waits as long as it lives.
         directory: folder for the return value, in a subdirectory that only this user can enter; by default a private
             directory on the node. ``scope="cluster"`` needs one on a file system with locks that all nodes share.
-        force: run once in every run, even if an earlier run has left a result.
+        force: run the function once in every run, even if an earlier run left a result.
 
     Raises:
         ArgumentError: ``function`` is not a plain function, an option cannot work, or the ``repr`` of an argument of a
             call does not show its content.
 
-    The decorated function raises whatever the function raises, and also:
+    The decorated function raises what the function raises, and also:
         DistributedError: it failed in another process with an exception that cannot be pickled, returned a value that
             cannot be pickled, or called itself with the same arguments.
         DistributedTimeoutError: the process that runs it did not finish in time.

@@ -44,14 +44,14 @@ FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "w
 
 
 class StreamingDataset(IterableDataset[Any]):
-    """Samples of WebDataset shards for distributed training; hand it to a `StreamingDataLoader`.
+    """Samples of WebDataset shards for distributed training; pass it to a `StreamingDataLoader`.
 
-    Every rank gets different samples, all ranks the same number, in an order that depends on the seed and the epoch
-    alone. A sample is a dict: ``"__key__"``, ``"__shard__"``, and one entry for each member by its extension in lower
-    case.
+    Every rank gets different samples, and all ranks get the same number. The order depends only on the seed and the
+    epoch. A sample is a dict with ``"__key__"``, ``"__shard__"``, and one entry per member, named by its extension in
+    lower case.
 
     Args:
-        shards: a folder or URL with an ``index.json``, a brace pattern, a list of tars, or a `Manifest`: all that
+        shards: a folder or URL with an ``index.json``, a brace pattern, a list of tars, or a `Manifest`: anything that
             `wdsdist.open` takes.
         fields: extensions to read, such as ``("jpg;png", "cls")``; by default all members. ``"jpg;png"`` reads the
             one that a sample has, under the name ``"jpg"``. ``"image"`` is an image of any type. ``"txt?"`` may be
@@ -59,45 +59,45 @@ class StreamingDataset(IterableDataset[Any]):
         decode: ``None`` gives bytes. ``True`` decodes by the safe default table (txt, cls, json, npy, ...). An image
             form such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"`` also decodes images; ``"audio"`` also decodes audio, as
             (float32 [channels, samples], rate in Hz). A mapping from extensions or fields to functions of bytes decodes
-            those alone; ``"image"`` in it means every type of image, and a name with a final ``?``, such as
-            ``"json?"``, is one that no sample need have.
+            only these; ``"image"`` in it means every type of image, and a name such as ``"json?"`` may be missing from
+            all samples.
         transform: a function from sample to sample. Workers call it after decoding. It may raise `wdsdist.BadSample`
             to leave a sample out.
         on_error: how to handle a bad sample (missing or empty field, decode error, transform error). ``"raise"`` raises
-            an error that names the sample. ``"replace"`` puts another sample of the same shard in its place, chosen by
-            a hash of seed, epoch and sample, so that all ranks and reruns choose the same one. Errors of storage, of
-            the machine and of damaged shards are raised in any case; ``dataset[i]`` always raises.
-        error_budget: with ``"replace"``, the largest share of bad samples, such as 0.01. A rank that meets more ends
-            its epoch with `SampleError`. It is a share of at least 1,000 samples, or of all if there are fewer.
+            an error that names the sample. ``"replace"`` replaces it with another sample of the same shard, chosen by a
+            hash of seed, epoch and sample, so that all ranks and reruns choose the same one. Errors of storage, of the
+            machine and of damaged shards are always raised, and ``dataset[i]`` always raises.
+        error_budget: with ``"replace"``, the largest share of bad samples, such as 0.01, of at least 1,000 samples, or
+            of all if there are fewer. A rank that meets more raises `SampleError`.
         quarantine: with ``"replace"``, the path of a local file that gets a line of JSON for each bad sample and its
             reason. Ranks and runs may share it.
-        num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. Rank and world size
-            are looked up at first use: from torch.distributed, then from the launcher's environment variables. With
-            ``drop_last=False`` samples are repeated until every rank has the same number; with ``True`` samples are
-            dropped. With model parallelism pass the data-parallel part of the mesh, as in
+        num_replicas, rank, shuffle, seed, drop_last: as in ``torch.utils.data.DistributedSampler``. The default rank
+            and world size come from torch.distributed at first use, otherwise from the launcher's environment
+            variables. ``drop_last=False`` repeats samples until every rank has the same number; ``True`` drops samples
+            instead. With model parallelism, pass the data-parallel part of the mesh, as in
             ``num_replicas=mesh["dp"].size(), rank=mesh["dp"].get_local_rank()``.
         mark_padding: add a boolean ``"__padding__"`` that marks the repeated samples. The transform gets it in the
             sample. Padding comes last, so frameworks that trim gathered results remove exactly the padding.
-        samples_per_epoch: samples of an epoch, over all ranks, if not all samples once. Such epochs follow one another
-            through the data set: each sample comes once before any comes again.
+        samples_per_epoch: number of samples of an epoch over all ranks; by default all samples once. Each epoch
+            continues where the last one ended: every sample comes once before any repeats.
         order: ``"shard"`` shuffles shards, then samples within windows, so that each rank reads its own shards almost
             in sequence. ``"sampler"`` is the sequence of ``DistributedSampler``, bit for bit.
         shuffle_window: samples that ``order="shard"`` shuffles together; by default 16 shards' worth, at least 4,096.
         num_canonical_replicas: lanes of ``order="shard"``; by default the world size of the first run. Runs with the
             same number see the same global batches on any world size. The state of a loader keeps window and lanes.
-        batch_size: samples of a batch, only if another ``DataLoader`` makes the batches: its workers then get whole
+        batch_size: samples per batch, only if another ``DataLoader`` makes the batches, so that its workers make whole
             batches.
-        cache_dir: the folder in which the ranks and jobs of a node keep remote and decompressed shards; by default in
+        cache_dir: the folder for remote and decompressed shards, which ranks and jobs of a node share; by default in
             the user's cache folder.
         cache_limit: the most bytes of this folder, as a number or a string such as ``"200GB"``. Shards whose next use
-            is furthest away make room. By default nothing is removed.
+            is furthest away are evicted. By default nothing is evicted.
         kwargs: arguments of `wdsdist.open`: ``storage_options``, ``allow_elsewhere``, ``generation``,
             ``download_timeout`` (the most seconds to fetch a shard, retries included; by default 300) and ``stage``
             (copy local shards into ``cache_dir`` too, for a slow mount such as NFS, Lustre or FUSE).
 
     Raises:
         NotFoundError: ``shards`` is a folder without ``index.json``.
-        ArgumentError: an argument has a value that cannot work, such as ``rank >= num_replicas``, or does not exist.
+        ArgumentError: an argument is unknown, or has a value that cannot work, such as ``rank >= num_replicas``.
 
     >>> import tempfile, wdsdist
     >>> manifest = wdsdist.pack(({"txt": f"text {number}"} for number in range(6)), tempfile.mkdtemp())
@@ -167,7 +167,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """Samples in an epoch, over all ranks."""
+        """Number of samples in an epoch, over all ranks."""
         return self.order_config.num_samples
 
     @property
@@ -202,13 +202,13 @@ class StreamingDataset(IterableDataset[Any]):
         return self.replica.identity()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays, also in persistent workers.
+        """Choose the epoch of the next iteration, also in persistent workers.
 
-        Without it, each iteration of a `StreamingDataLoader` plays the next epoch. A foreign loader plays the same
-        epoch again, as with ``DistributedSampler``; call this before ``iter()``, which starts its workers.
+        Without it, each iteration of a `StreamingDataLoader` is the next epoch. With a foreign loader each iteration is
+        the same epoch, as with ``DistributedSampler``; call this before ``iter()``, which starts its workers.
 
-        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` under a framework that would split the
-        samples among the ranks a second time.
+        Raises ``ArgumentError`` for a negative epoch, and ``StateError`` in a framework that would split the samples
+        among the ranks a second time.
         """
         self._refuse_second_split()
         self.chosen_epoch.choose(epoch)

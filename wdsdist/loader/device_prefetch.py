@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> DeviceLoader[BatchT]:
     """Return a loader of the same batches, with their tensors on ``device``.
 
-    To a CUDA device, the next batch is copied on its own stream while the current one is used. That needs page-locked
-    batches (``pin_memory=True``, the default if there is a GPU). To other devices batches are moved as they come.
+    For a CUDA device, the next batch is copied on its own stream while you use the current one. This needs page-locked
+    batches (``pin_memory=True``, the default if there is a GPU). Other devices get each batch in its turn.
 
-    ``len``, ``set_epoch``, ``state_dict``, ``load_state_dict`` and all else are the loader's. The state counts the
-    batches that were handed out, not the one on its way. Raw bytes (`Ragged` columns) and strings stay on the CPU.
+    ``len``, ``set_epoch``, ``state_dict`` and all other names work as on the loader. The state counts the batches that
+    you received, not the one that is copied ahead. Raw bytes (`Ragged` columns) and strings stay on the CPU.
 
     Args:
-        loader: a `StreamingDataLoader`, or any iterable of batches: tensors in dicts, lists, tuples and named tuples,
-            nested at will, or objects with a method ``to(device)``, which are moved when their turn comes, not ahead.
+        loader: a `StreamingDataLoader`, or any iterable of batches: tensors in nested dicts, lists, tuples and named
+            tuples, or objects with a method ``to(device)``, which are not copied ahead.
         device: as in ``torch.Tensor.to``.
 
     Raises:

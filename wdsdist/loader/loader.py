@@ -37,31 +37,31 @@ _MOST = 4096
 
 
 class StreamingDataLoader(DataLoader[BatchT]):
-    """Loads batches of a `StreamingDataset`; every rank gets the same number of them.
+    """Load batches of a `StreamingDataset`; every rank gets the same number of batches.
 
     It is a torch ``DataLoader``. A batch is a dict of columns: ``"__key__"`` and ``"__shard__"`` are lists of str, raw
-    bytes are a `Ragged` column, decoded values are collated as torch's ``default_collate`` does.
+    bytes are a `Ragged` column, and decoded values are collated like torch's ``default_collate``.
 
     Args:
-        dataset: the data set. Several loaders may share one; it decides the epoch of all of them.
-        batch_size: samples of a batch on one rank.
-        batches: how to make batches, in place of ``batch_size`` samples each: `batching.TokenBudget`,
+        dataset: the data set. Several loaders may share a data set; it then sets the epoch of all of them.
+        batch_size: samples per batch on one rank.
+        batches: how to make batches, instead of ``batch_size`` samples each: `batching.TokenBudget`,
             `batching.LengthGroups`, `batching.Buckets` or `batching.PackedRows`.
         num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 this process
             makes the batches.
-        pin_memory: page-lock batches for copies to a GPU; by default if CUDA is present.
+        pin_memory: page-lock batches for copies to a GPU; by default if CUDA is available.
         persistent_workers: keep the workers between epochs.
-        drop_last: drop a last batch that is not full, on all ranks alike. The default is ``True``, or ``False`` if the
-            data set marks padding, for then each sample counts. The data set's ``drop_last`` decides how the ranks get
-            the same number of samples.
+        drop_last: drop an incomplete last batch on every rank. The default is ``True``, or ``False`` if the data set
+            marks padding, because then each sample counts. The data set's ``drop_last`` decides how the ranks get the
+            same number of samples.
         prefetch_factor: batches that each worker makes ahead; by default 2.
         collate_fn: makes the batch from a list of samples.
         timeout, worker_init_fn, multiprocessing_context, generator: as in torch; ``timeout`` is in seconds.
 
     Raises:
-        ArgumentError: an argument has a value that cannot work; from ``len`` and iteration, if the data set is too
-            small for one batch on each rank.
-        SharedMemoryError: from iteration, if the batches that workers make ahead do not fit into memory.
+        ArgumentError: an argument has a value that cannot work; ``len`` and iteration raise it if the data set is too
+            small for one batch per rank.
+        SharedMemoryError: raised by iteration if the batches that workers make ahead do not fit into memory.
 
     >>> import tempfile, wdsdist
     >>> manifest = wdsdist.pack(({"cls": number} for number in range(6)), tempfile.mkdtemp())
@@ -158,7 +158,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     @property
     def remaining(self) -> int:
-        """Batches that are left of the current epoch, also after a resume, or of the next one: for progress bars.
+        """Batches left in the current or next epoch, also after a resume; use it for progress bars.
 
         >>> import tempfile
         >>> from wdsdist import StreamingDataset, pack
@@ -174,7 +174,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return plan.count_batches()
 
     def planned_length(self, epoch: int) -> int:
-        """Return the batches that a whole epoch has on each rank; epochs of planned batches differ by some."""
+        """Return the number of batches of a whole epoch on each rank; epochs of planned batches differ by a few."""
         return self._planner.length(Position(epoch))
 
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]
@@ -195,14 +195,14 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return "" if self._planner.batcher.is_plain else self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays; also counts between ``iter()`` and the first batch."""
+        """Choose the epoch of the next iteration, also between ``iter()`` and the first batch."""
         self.dataset.chosen_epoch.choose(epoch)
 
     def prefetch(self) -> None:
-        """Begin to fetch the shards that the next iteration needs first, and return at once.
+        """Start to fetch the shards that the next iteration needs first, and return at once.
 
-        Call it before the model is built: remote shards arrive in the cache meanwhile. It ends when the iteration
-        begins, whose workers continue; the iteration raises what could not be fetched.
+        Call it before you build the model: remote shards arrive in the cache meanwhile. It ends when the iteration
+        begins, whose workers continue. The iteration raises errors of shards that could not be fetched.
         """
         planner = self._planner
         position, plan = self._progress.upcoming(planner.plan)
@@ -221,25 +221,25 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def state_dict(self) -> State:
         """Return the position of the loader: a small, flat dict for JSON, the same on every rank.
 
-        It counts the batches that were handed out, not those that workers have prepared.
+        It counts the batches that the training loop received, not the prefetched ones.
         """
         return {**self._planner.state(self._progress.position), "asked": self._progress.asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
-        The next iteration plays the rest of that epoch. If the data set has grown since, the epoch keeps the samples
-        that it had, and the next one has all. Raises `StateError`, which lists the differences, for the state of
-        another data set, seed or order.
+        The next iteration yields the rest of that epoch. If the data set has grown since, the epoch keeps its samples,
+        and the next epoch has all samples. Raises `StateError`, which lists the differences, for the state of another
+        data set, seed or order.
         """
         position, finished = self._planner.load(state)
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
 
     def stats(self) -> LoaderStats:
-        """Return throughput and cache use of the current epoch on this rank, or of the last one if none is under way.
+        """Return throughput and cache use of the current or last epoch on this rank.
 
-        The same figures are logged as a line when an epoch ends, at INFO of the logger ``wdsdist``; for an epoch that
-        was given up, when the next one starts.
+        The logger ``wdsdist`` logs the same figures at INFO when an epoch ends, or, if an epoch was abandoned, when the
+        next one starts.
 
         >>> LoaderStats(samples=32_000, seconds=1.6).samples_per_second
         20000.0

@@ -44,29 +44,29 @@ def mix(
     samples_per_epoch: int | None = None,
     **options: Any,
 ) -> StreamingDataset:
-    """Mix data sets into one stream by weight; hand it to a `StreamingDataLoader` as any `StreamingDataset`.
+    """Mix data sets by weight into one stream; pass it to a `StreamingDataLoader` like any `StreamingDataset`.
 
-    Each data set plays its own epochs, one after another, each in its own order: a small one repeats, and gives each of
-    its samples once before any comes again. The next epoch of the mix continues where each data set stopped. Length and
-    resume are exact on any world, as for one data set.
+    Each data set runs through its own epochs, each in its own order: a small data set repeats, and gives every sample
+    once before any repeats. The next epoch of the mix continues where each data set stopped. Length and resume are
+    exact on any world size, as for one data set.
 
     ``"__dataset__"`` of a sample or batch names the data set.
 
     Args:
-        shares: the weight of each data set by its location, as in ``{"s3://bucket/web": 0.7, "/data/books": 0.3}``;
-            or by a name of yours, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
-            not sum to 1. A location is whatever `wdsdist.open` takes. If data sets differ in how samples are made, it
-            is a `StreamingDataset` with its own ``fields``, ``decode`` and ``transform``.
-        stratified: give each batch of a rank its share of each data set: to within one sample with two data sets, two
-            with three, four with any number, and exactly if all shares are whole numbers. That needs a lane for each
-            rank, as a run that keeps its world size has. With ``False`` the shares of a batch vary as random draws do.
-        samples_per_epoch: samples of an epoch of the mix, over all ranks; by default as many as all data sets have.
-            Samples that the loader drops at the end of an epoch do not come later.
-        options: arguments of `StreamingDataset`, for all data sets alike, but for ``order``, which is ``"shard"``.
+        shares: the weight of each data set by its location, as in ``{"s3://bucket/web": 0.7, "/data/books": 0.3}``; or
+            by a name of your choice, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
+            not sum to 1. A location is anything that `wdsdist.open` takes. If data sets need different ``fields``,
+            ``decode`` or ``transform``, pass a `StreamingDataset` with these arguments as location.
+        stratified: give each batch of a rank its share of each data set: to within one sample for two data sets, two
+            for three, four for any number, and exactly if all shares are whole numbers. This needs a lane for each
+            rank, as in a run that keeps its world size. With ``False`` the shares of a batch vary as in random draws.
+        samples_per_epoch: number of samples of an epoch of the mix, over all ranks; by default the sum of all data
+            sets. Samples that the loader drops at the end of an epoch do not come later.
+        options: arguments of `StreamingDataset` for all data sets, except ``order``, which is ``"shard"``.
 
     Raises:
         ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
-            `StreamingDataset` with an order of its own, such as a seed, or ``options`` say how its samples are made.
+            `StreamingDataset` with its own order, such as a seed, or its own decoding while ``options`` set one.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -105,9 +105,9 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
     ``"__dataset__"`` of a sample or batch names the data set.
 
     Args:
-        data_sets: their locations, each whatever `wdsdist.open` takes, or a mapping from names to locations. If data
-            sets differ in how samples are made, `StreamingDataset` objects as in `mix`.
-        options: arguments of `StreamingDataset`, for all data sets alike.
+        data_sets: their locations, each anything that `wdsdist.open` takes, or a mapping from names to locations. A
+            location may be a `StreamingDataset`, as in `mix`.
+        options: arguments of `StreamingDataset` for all data sets.
 
     Raises:
         ArgumentError: there is no data set, two have the same name, or one is a `StreamingDataset` as `mix` refuses.

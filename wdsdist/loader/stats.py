@@ -16,7 +16,7 @@ _log = logging.getLogger("wdsdist")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """Throughput and cache use of one epoch of a loader on this rank, all its workers together.
+    """Throughput and cache use of one epoch of a loader on this rank, over all its workers.
 
     >>> stats = LoaderStats(
     ...     epoch=3, batches=500, planned_batches=500, samples=32_000, bytes=2_240_000_000, seconds=1.6,
@@ -56,12 +56,12 @@ class LoaderStats:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples that were handed out in a second."""
+        """Samples per second that the training loop received."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def waiting_share(self) -> float:
-        """The part of the time that the training loop waited for data, between 0 and 1."""
+        """The share of the time that the training loop waited for data, between 0 and 1."""
         return self.seconds_waiting / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:

@@ -152,8 +152,6 @@ class WorkerDataset(Dataset[Message]):
             self._messages = iter(())  # closes the messages of an iteration that was given up
             self._messages = self._begin(ticket)
         batches: Any = next(self._messages, [])
-        if not self.order_config.manifest.is_copied.any():
-            return Message(batches)
         before, self._counted = self._counted, source.counters()
         return Message(batches, None if before is None or self._counted == before else self._counted - before)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist.errors import SampleError
-from wdsdist.media.containers import Place, check_length, check_riff, first_stream, is_estimate, opened, seek
+from wdsdist.media.containers import Place, Track, opened
 
 if TYPE_CHECKING:
     import torch
@@ -59,9 +59,8 @@ def read_audio(
 
     Raises `SampleError` for a file that is damaged, cut short or longer.
     """
-    check_riff(data)
     with opened(data, "decoding audio") as container:
-        reader = _AudioReader(container, max_samples)
+        reader = _AudioReader(Track(container, "audio", len(data), is_alone=True), max_samples)
         rate = rate or reader.rate
         if seconds is None:
             return _resampled(reader.whole(), reader.rate, rate), rate
@@ -71,30 +70,21 @@ def read_audio(
 class _AudioReader:
     """Reads ranges of a recording, in samples from its beginning. Raises `SampleError` for a file without audio."""
 
-    def __init__(self, container: Any, max_samples: int) -> None:
-        from av.stream import Discard
-
-        stream = first_stream(container, "audio")
-        if stream is None:
-            raise SampleError("there is no audio in it")
-        for other in container.streams:
-            if other is not stream:
-                other.discard = Discard.all  # nothing of it is read
-        stream.codec_context.thread_count = 1
-        self._container, self._stream, self._max_samples = container, stream, max_samples
-        frames = container.decode(stream)
+    def __init__(self, track: Track, max_samples: int) -> None:
+        self._track, self._max_samples = track, max_samples
+        frames = track.frames()
         first = next(frames, None)
         if first is None:
             raise SampleError("there is no audio in it")
         self._beginning: Iterator[Any] | None = chain([first], frames)
-        self._origin = (first.pts or 0) * first.time_base
-        self._is_flac = container.format.name == "flac"
+        self._origin: int = first.pts
+        self._is_flac = track.container.format.name == "flac"
         self.rate: int = first.sample_rate  # the header of AAC may give half of it
 
     def whole(self) -> Samples:
         """Return all samples."""
         samples = self._read(0, None)
-        self._check_length(samples.shape[1])
+        self._track.check_length(Fraction(samples.shape[1], self.rate))
         return samples
 
     def part(self, num_samples: int, rate: int, place: Place) -> Samples:
@@ -102,10 +92,10 @@ class _AudioReader:
         needed = -(-num_samples * self.rate // rate)
         step = self.rate // math.gcd(self.rate, rate)  # samples that become a whole number of samples
         context = 0 if rate == self.rate else -(-_CONTEXT // step) * step
-        for total in (self._announced(), None):  # if headers are wrong, packets are counted
-            if total is None:
-                total = self._counted()
-                self._check_length(total)
+        span = self._track.span
+        for is_announced in (True, False) if span else (False,):  # if headers are wrong, packets are counted
+            first, end = span if span and is_announced else (self._origin, self._track.times()[1])
+            total = int((end - first) * self._track.tick * self.rate)
             start = place.begin(total, needed - 1)
             before = min(start, context)
             samples = self._read(start - before, start + needed + context)
@@ -114,54 +104,24 @@ class _AudioReader:
         skipped = round(before * rate / self.rate)
         return np.ascontiguousarray(_resampled(samples, self.rate, rate)[:, skipped : skipped + num_samples])
 
-    def _announced(self) -> int | None:
-        """Return the number of samples that the headers give, or ``None``."""
-        stream = self._stream
-        if stream.duration:
-            return int(stream.duration * stream.time_base * self.rate)
-        duration = self._container.duration  # in microseconds
-        return duration * self.rate // 1_000_000 if duration else None
-
-    def _check_length(self, num_samples: int) -> None:
-        """Raise `SampleError` if much less is there than the headers declare."""
-        announced = self._announced() or 0
-        if self._is_flac and num_samples < announced:
-            raise SampleError(f"it is cut short or damaged: {num_samples:,} samples of {announced:,} are there")
-        if not is_estimate(self._container, self._stream) and (
-            self._stream.duration or len(self._container.streams) == 1
-        ):
-            check_length(num_samples / self.rate, announced / self.rate)
-
-    def _counted(self) -> int:
-        """Return the number of samples, by reading all packets but decoding none."""
-        self._seek(0)
-        packets = (packet for packet in self._container.demux(self._stream) if packet.pts is not None)
-        end = max(
-            ((packet.pts + (packet.duration or 0)) * packet.time_base for packet in packets), default=self._origin
-        )
-        return int((end - self._origin) * self.rate)
-
-    def _seek(self, position: int) -> None:
-        time = int((self._origin + Fraction(position, self.rate)) / self._stream.time_base)
-        seek(self._container, self._stream, time if position > 0 else None)
-
     def _read(self, begin: int, stop: int | None) -> Samples:
         """Return the samples from ``begin`` to ``stop``, or to the end for ``None``."""
+        import av
+
         frames, self._beginning = self._beginning, None
         if frames is None or begin > _WORTH_A_SEEK * self.rate:
             frames = self._frames_from(begin)
+        floats = av.AudioResampler("fltp")  # refuses frames that change their rate or channels
         pieces: list[Samples] = []
         position: int | None = None
         num_values = 0
         for frame in frames:
-            if frame.is_corrupt:
+            start = self._position(frame)
+            position = start if position is None else position
+            if self._is_flac and position != start:  # frames with a wrong checksum are left out
                 raise SampleError("a frame of it is damaged")
-            position = self._position(frame) if position is None else position
-            if self._is_flac and position != self._position(frame):  # frames with a wrong checksum are left out
-                raise SampleError("a frame of it is damaged")
-            piece = _floats(frame)[:, max(0, begin - position) :]
-            if frame.sample_rate != self.rate or (pieces and len(piece) != len(pieces[0])):
-                raise SampleError("its rate or its channels change")
+            piece = np.concatenate([part.to_ndarray() for part in floats.resample(frame)], axis=1)
+            piece = piece[:, max(0, begin - position) :]
             position += frame.samples
             num_values += piece.size
             if num_values > self._max_samples:
@@ -177,40 +137,19 @@ class _AudioReader:
 
     def _frames_from(self, begin: int) -> Iterator[Any]:
         """Return frames from ``begin`` or before it on, if the container can be searched."""
-        for start in (begin - _PREROLL * self.rate, 0):
-            self._seek(start)
-            frames = self._decoded(begin)
+        needed = self._origin + int(Fraction(begin, self.rate) / self._track.tick)
+        for start in (needed - int(_PREROLL / self._track.tick), None):
+            self._track.seek(start if start is None or start > self._origin else None)
+            frames = self._track.frames(needed)  # those before may lack what they need of the ones before them
             first = next(frames, None)
             if first is not None and self._position(first) <= begin:
                 break
         return frames if first is None else chain([first], frames)
 
-    def _decoded(self, begin: int) -> Iterator[Any]:
-        """Yield frames; those before ``begin`` may lack what they need of the ones before them."""
-        import av
-
-        for packet in self._container.demux(self._stream):
-            try:
-                yield from packet.decode()
-            except av.InvalidDataError:
-                if packet.pts is None or self._position(packet) >= begin:
-                    raise
-
-    def _position(self, timed: Any) -> int:
-        """Return the first sample of a frame or packet; 0 if it has no time."""
-        return 0 if timed.pts is None else round((timed.pts * timed.time_base - self._origin) * self.rate)
-
-
-def _floats(frame: Any) -> Any:
-    """Return the samples of a frame, float32 [channels, samples], as FFmpeg converts them."""
-    values = frame.to_ndarray()
-    if not frame.format.is_planar:
-        values = values.reshape(-1, frame.layout.nb_channels).T
-    if values.dtype.kind == "f":
-        return values.astype(np.float32)
-    bits = 8 * values.dtype.itemsize
-    exact = values.astype(np.float64 if bits > 16 else np.float32)
-    return ((exact - (128 if values.dtype.kind == "u" else 0)) / 2 ** (bits - 1)).astype(np.float32, copy=False)
+    def _position(self, frame: Any) -> int:
+        """Return the first sample of a frame."""
+        position: int = round((frame.pts - self._origin) * self._track.tick * self.rate)
+        return position
 
 
 def _resampled(samples: Samples, rate: int, to: int) -> Samples:

@@ -18,10 +18,9 @@ import numpy.typing as npt
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
-from wdsdist.media.containers import Place, check_index, opened
+from wdsdist.media.containers import Place, Track, opened
 from wdsdist.media.video import ClipReader
-from wdsdist.samples.images.header import UPRIGHT, is_turned, upright
-from wdsdist.samples.images.limits import MAX_PIXELS, check_size
+from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded
 
@@ -38,25 +37,25 @@ _MIRRORED = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True)
 @seeded
 @dataclass(frozen=True)
 class Clip:
-    """Take a clip of frames out of a video.
+    """Extract a clip of frames from a video.
 
     Called with (data, seed), where data is an encoded video, it returns a uint8 tensor [frames, 3, height, width] with
-    channels last in memory. Where the clip begins is drawn from the seed, uniformly over all times at which it fits:
-    the same data and seed give the same clip anywhere. Nothing before its keyframe or behind its end is decoded. Frames
-    are upright, edit lists apply, and pixels are taken as they are, square or not. If the data set is exploded,
-    clip ``part`` of ``parts`` lies in that stretch of the video, or contains it if the stretch is shorter.
+    channels last in memory. The seed chooses the start of the clip, uniformly over all times at which it fits: the same
+    data and seed give the same clip anywhere. Nothing before its keyframe or after its end is decoded. Frames are
+    upright, edit lists apply, and pixels stay as they are, square or not. If the data set is exploded, clip ``part`` of
+    ``parts`` lies in that stretch of the video, or contains it if the stretch is shorter.
 
     Args:
-        frames: of the clip.
-        stride: frames of the video from one frame of the clip to the next; 1 by default.
-        fps: frames a second, instead of ``stride``: the clip has what is shown at these times.
-        size: side or (height, width) of the frames in pixels: each is scaled to cover it, and what lies over is cut off
-            evenly. Or a transform of images such as `RandomResizedCrop`, which gets the same seed for all frames, so
-            cuts out the same part. ``None`` keeps the size of the video.
+        frames: number of frames of the clip.
+        stride: distance between frames of the clip, in frames of the video; 1 by default.
+        fps: frames per second, instead of ``stride``: the clip has the frames that are shown at these times.
+        size: side or (height, width) of the frames in pixels: each frame is scaled to cover it and cropped to the
+            centre. Or an image transform such as `RandomResizedCrop`, which gets the same seed for all frames, so it
+            crops the same part. ``None`` keeps the size of the video.
         at: the place of the clip, instead of a random one, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
         short: ``"pad"`` repeats the last frame of a video that is too short, ``"error"`` makes it a bad sample.
-        max_pixels: the most pixels of a frame, without ``size`` of all frames of a clip together; more are an error,
-            raised before they are decoded.
+        max_pixels: the most pixels of a frame, or without ``size`` of all frames of a clip together; more are an error,
+            raised before decoding.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
     is no video or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
@@ -106,27 +105,17 @@ class Clip:
                 raise SampleError("its frames change their size: give size=")
             clip[places] = pixels
 
-        with opened(_checked(data), "decoding video", max_pixels=self.max_pixels) as container:
+        with opened(data, "decoding video", max_pixels=self.max_pixels) as container:
             from av.video.reformatter import VideoReformatter
 
             reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
             fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
-            reader = ClipReader.of(container, take, frames=self.frames, stride=self.stride or 1, fps=fps)
-            context = reader.stream.codec_context
-            has_size = context.width * context.height > 0
+            track = Track(container, "video", len(data))
+            reader = ClipReader.of(track, take, frames=self.frames, stride=self.stride or 1, fps=fps)
+            context = track.stream.codec_context
             self._check_size(context.width, context.height)
-            check_index(reader.stream, len(data))
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            context.thread_count = 1  # the workers run at once
-            try:
-                reader.read(place, may_repeat=self.short == "pad")
-            except (SampleError, ValueError):
-                if has_size:
-                    raise
-                raise SampleError(
-                    f"its frames are damaged, or have more pixels than max_pixels, {self.max_pixels:,}: raise "
-                    f"max_pixels if the data can be trusted"
-                ) from None
+            reader.read(place, may_repeat=self.short == "pad")
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
     def _check_size(self, width: int, height: int) -> None:
@@ -174,20 +163,20 @@ def _orientation(frame: Any) -> int:
 @seeded
 @dataclass(frozen=True)
 class AudioClip:
-    """Take a clip out of a recording, or all of it, at a rate and with channels that are the same for all.
+    """Extract a clip of a recording, or all of it, at a fixed rate and with a fixed number of channels.
 
-    Called with (data, seed), where data is encoded audio, or a video with sound, it returns a float32 tensor
-    [channels, samples] in -1 to 1. Where the clip begins is drawn from the seed, or lies in its
-    part, as by `Clip`.
+    Called with (data, seed), where data is encoded audio, or a video with sound, it returns a float32 tensor [channels,
+    samples] in -1 to 1. The seed or the part chooses the start of the clip, as in `Clip`.
 
     Args:
-        seconds: of the clip, which has ``round(seconds * rate)`` samples. ``None`` for the whole recording, also if
-            the data set is exploded.
-        rate: samples a second, to which the recording is resampled. ``None`` keeps its own.
-        channels: 1 takes the mean of all channels, 2 makes two of one; ``None`` keeps those that there are.
+        seconds: length of the clip, which has ``round(seconds * rate)`` samples. ``None`` takes the whole recording,
+            also if the data set is exploded.
+        rate: samples per second after resampling. ``None`` keeps the rate of the recording.
+        channels: 1 takes the mean of all channels, 2 doubles a single channel; ``None`` keeps the channels of the
+            recording.
         at: the place of the clip, instead of a random one, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
         short: ``"pad"`` adds silence to a recording that is too short, ``"error"`` makes it a bad sample.
-        max_samples: the most samples, of all channels together, that are decoded of a recording.
+        max_samples: the most samples of a recording, over all channels.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
     is no audio or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
@@ -221,7 +210,7 @@ class AudioClip:
         import torch
 
         place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
-        samples, rate = read_audio(_checked(data), self.seconds, self.rate, place=place, max_samples=self.max_samples)
+        samples, rate = read_audio(data, self.seconds, self.rate, place=place, max_samples=self.max_samples)
         samples = mixed(samples, self.channels)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
@@ -229,12 +218,6 @@ class AudioClip:
                 f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
             )
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
-
-
-def _checked(data: Any) -> Any:
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise ArgumentError(f"the data is a {type(data).__name__}: a clip is taken of the bytes of a file")
-    return data
 
 
 def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:

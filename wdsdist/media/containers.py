@@ -1,4 +1,4 @@
-"""Containers of audio and video: opened with PyAV without copying them, and checked against what their headers say."""
+"""Containers of audio and video: opened with PyAV without copying them, and checked against their headers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _FORMATS = (
 _MOST_PIXELS = 2**27
 """Pixels of a frame, for callers that decode none."""
 
+UNIT = 1_000_000
+"""FFmpeg's times of whole containers, to a second."""
 _ATTACHED_PICTURE = 1 << 10  # of a stream's disposition
 _LEAD = 10  # seconds
 _TOLERATED = 1.0, 0.05
@@ -66,6 +68,10 @@ def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterat
     Raises `ExtraMissingError` without PyAV.
     """
     av = extra("av", "media", purpose)
+    start = bytes(data[:8])
+    size = 8 + int.from_bytes(start[4:], "little")
+    if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:  # for which FFmpeg raises nothing
+        raise SampleError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
     reader = _Reader(data)
     # If headers lack something, FFmpeg decodes the first frames on opening: max_pixels must hold from there on.
     options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "max_pixels": str(max_pixels)}
@@ -78,27 +84,6 @@ def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterat
         raise SampleError(f"PyAV does not read it: {error}") from None
     finally:
         reader.close()
-
-
-def first_stream(container: Any, kind: str) -> Any:
-    """Return the first stream of a ``kind``, ``"audio"`` or ``"video"``, or ``None``; a cover picture is no video."""
-    streams = (stream for stream in getattr(container.streams, kind) if not stream.disposition & _ATTACHED_PICTURE)
-    return next(streams, None)
-
-
-def seek(container: Any, stream: Any, time: int | None) -> None:
-    """Seek to the last keyframe of a stream before a timestamp, if there is one; ``None`` seeks to the first.
-
-    Raises `SampleError` if the format does not allow it.
-    """
-    import av
-
-    early = (stream.start_time or 0) - int(_LEAD / stream.time_base)  # keyframes are found by when they are decoded
-    for target in (*(() if time is None else (time,)), early, stream.start_time or 0):
-        with suppress(av.FFmpegError):
-            container.seek(target, stream=stream)
-            return
-    raise SampleError("it cannot be searched: put it into a container, as `ffmpeg -c copy x.mp4` does")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +111,137 @@ class Place:
         return max(0, min(begin, length - reach - 1))
 
 
-def is_estimate(container: Any, stream: Any) -> bool:
-    """Return whether the length in the headers is estimated by the rate of the first frames."""
-    kind = container.format.name
-    return kind == "aac" or (kind == "mp3" and not stream.start_time)
+def first_stream(container: Any, kind: str) -> Any:
+    """Return the first stream of a ``kind``, ``"audio"`` or ``"video"``, or ``None``; a cover picture is no video."""
+    streams = (stream for stream in getattr(container.streams, kind) if not stream.disposition & _ATTACHED_PICTURE)
+    return next(streams, None)
 
 
-def check_riff(data: Any) -> None:
-    """Raise `SampleError` for a truncated WAV file, with fewer bytes than its header says; FFmpeg raises nothing."""
-    start = bytes(data[:8])
-    size = 8 + int.from_bytes(start[4:], "little")
-    if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
-        raise SampleError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
+class Track:
+    """The first video or audio stream of a container. Times are in ticks of the stream.
 
+    Args:
+        container: a container that PyAV opened.
+        kind: ``"audio"`` or ``"video"``.
+        size: bytes of the file.
+        is_alone: read nothing of the other streams.
 
-def check_index(stream: Any, size: int) -> None:
-    """Raise `SampleError` if the last frame that the index of a container lists lies behind its end."""
-    entries = stream.index_entries
-    if len(entries) and entries[-1].pos + entries[-1].size > size:
-        raise SampleError(f"it is cut short: of {entries[-1].pos + entries[-1].size:,} bytes there are {size:,}")
+    Raises `SampleError` for a container without such a stream, and if the last frame that its index lists lies behind
+    the end of the file.
+    """
 
+    def __init__(self, container: Any, kind: str, size: int, *, is_alone: bool = False) -> None:
+        stream = first_stream(container, kind)
+        if stream is None:
+            raise SampleError(f"there is no {kind} in it")
+        self.container, self.stream, self.tick = container, stream, stream.time_base
+        entries = stream.index_entries
+        end = entries[-1].pos + entries[-1].size if len(entries) else 0
+        if end > size:
+            raise SampleError(f"it is cut short: of {end:,} bytes there are {size:,}")
+        self._is_alone = is_alone
+        if is_alone:
+            from av.stream import Discard
 
-def check_length(length: Fraction | float, announced: Fraction | float) -> None:
-    """Raise `SampleError` if there is much less audio or video than headers declare, both in seconds."""
-    if length < announced - max(_TOLERATED[0], _TOLERATED[1] * announced):
-        raise SampleError(f"it is cut short: {float(length):.3f} s of {float(announced):.3f} s are there")
+            for other in container.streams:
+                if other is not stream:
+                    other.discard = Discard.all
+        stream.codec_context.thread_count = 1  # the workers run at once
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The times of the beginning and the end, if the headers give them."""
+        first = self.stream.start_time or 0
+        if self.stream.duration:
+            return first, first + self.stream.duration
+        if self.container.duration is None:
+            return None
+        end = Fraction((self.container.start_time or 0) + self.container.duration, UNIT) / self.tick
+        return (first, int(end)) if end > first else None
+
+    def seek(self, time: int | None) -> None:
+        """Seek to the last keyframe before a time, if there is one; ``None`` seeks to the first.
+
+        Raises `SampleError` if the format does not allow it.
+        """
+        import av
+
+        start = self.stream.start_time or 0
+        early = start - int(_LEAD / self.tick)  # keyframes are found by when they are decoded
+        for target in (early, start) if time is None else (time, early, start):
+            with suppress(av.FFmpegError):
+                self.container.seek(target, stream=self.stream)
+                return
+        raise SampleError("it cannot be searched: put it into a container, as `ffmpeg -c copy x.mp4` does")
+
+    def frames(self, needed: int | None = None) -> Iterator[Any]:
+        """Yield frames from the next keyframe on.
+
+        Args:
+            needed: packets before this time need not decode; by default those before the keyframe, in the order of
+                times, which need what lies before it.
+
+        Raises `SampleError` for a damaged frame, and for frames without times.
+        """
+        import av
+
+        first = None
+        for packet in self.container.demux(self.stream):
+            if first is None:
+                if not packet.is_keyframe:
+                    continue
+                if packet.pts is None:
+                    raise SampleError(
+                        "its frames have no times: put it into a container, as `ffmpeg -c copy x.mp4` does"
+                    )
+                first = packet.pts
+            try:
+                frames = packet.decode()
+            except av.InvalidDataError:
+                if packet.pts is not None and packet.pts < (first if needed is None else needed):
+                    continue
+                raise SampleError(f"a frame of its {self.stream.type} is damaged") from None
+            for frame in frames:
+                if frame.pts is not None and frame.pts >= first:
+                    if frame.is_corrupt:
+                        raise SampleError(f"a frame of its {self.stream.type} is damaged")
+                    yield frame
+
+    def times(self) -> tuple[list[int], int]:
+        """Return the times of all frames in order, and the time of the end; read all packets, but decode none.
+
+        Raises `SampleError` if there is much less than the headers declare, or no frame.
+        """
+        times: list[int] = []
+        end, last = 0, Fraction(0)
+        self.seek(None)
+        for packet in self.container.demux():
+            if packet.pts is None or packet.is_discard:
+                continue
+            until = packet.pts + (packet.duration or 1)
+            last = max(last, until * packet.time_base)
+            if packet.stream_index == self.stream.index:
+                times.append(packet.pts)
+                end = max(end, until)
+        if not times:
+            raise SampleError(f"there is no frame in its {self.stream.type}")
+        start = (self.span or (0, 0))[0] * self.tick
+        self.check_length((end * self.tick if self.stream.duration else last) - start)
+        return sorted(times), end
+
+    def check_length(self, seconds: Fraction | float) -> None:
+        """Raise `SampleError` if the track is much shorter than the headers declare, and FLAC if it is shorter at all.
+
+        Where a header gives the length of all streams only, or estimates it, the length is not checked.
+        """
+        kind = self.container.format.name
+        is_estimate = kind == "aac" or (kind == "mp3" and not self.stream.start_time)
+        of_others = not self.stream.duration and self._is_alone and len(self.container.streams) > 1
+        if self.span is None or is_estimate or of_others:
+            return
+        announced = (self.span[1] - self.span[0]) * self.tick
+        least = announced if kind == "flac" else announced - max(_TOLERATED[0], _TOLERATED[1] * announced)
+        if seconds < least:
+            raise SampleError(
+                f"it is cut short or damaged: {float(seconds):.3f} s of {float(announced):.3f} s are there"
+            )

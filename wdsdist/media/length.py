@@ -1,15 +1,14 @@
-"""Lengths of recordings: seconds and frames of audio and video, by their headers."""
+"""Lengths of audio and video by their headers, and checks that a file is as long, and whole."""
 
 from __future__ import annotations
 
-import struct
-from typing import Any, NamedTuple
+from fractions import Fraction
+from typing import NamedTuple
 
-from wdsdist.media.containers import first_stream, opened
-from wdsdist.samples.images.header import Head, ShortError
+from wdsdist.errors import SampleError
+from wdsdist.media.containers import UNIT, Track, first_stream, opened
+from wdsdist.samples.images.header import Head
 
-_PLAIN_CODINGS = {1, 3, 6, 7, 0xFFFE}  # of WAV: each sample frame takes the same number of bytes
-_UNIT = 1_000_000  # FFmpeg's times of whole containers, to a second
 _OPUS_RATE = 48_000
 
 
@@ -22,57 +21,56 @@ class Recording(NamedTuple):
 
 
 def recording(head: Head) -> Recording:
-    """Return the length of a WAV file; by PyAV of any other audio and video.
+    """Return the length of audio or video, whose bytes are all read.
 
-    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV if it is no plain WAV.
+    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV.
     """
-    start = head(0, min(12, head.size))
-    if start[:4] in (b"RIFF", b"RF64") and start[8:12] == b"WAVE":
-        length = _wav(head)
-        if length is not None:
-            return length
-    if head.size > len(head.data):
-        raise ShortError(head.size)
     with opened(head.data, "the length of audio and video") as container:
-        return _measured(container)
+        kind = "audio" if first_stream(container, "video") is None else "video"
+        track = Track(container, kind, len(head.data))
+        stream, seconds = track.stream, None
+        if container.duration is not None:
+            seconds = container.duration / UNIT
+        if stream.duration is not None and (kind == "audio" or seconds is None):
+            seconds = float(stream.duration * track.tick)
+        header = stream.codec_context.extradata or b""
+        if seconds is not None and container.format.name == "ogg" and header[:8] == b"OpusHead":
+            # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
+            seconds = max(0.0, seconds - int.from_bytes(header[10:12], "little") / _OPUS_RATE)
+        # A part that an edit list leaves out is counted in the header, but not shown.
+        frames = stream.frames and stream.frames - sum(entry.is_discard for entry in stream.index_entries)
+        if seconds is None or (kind == "video" and not frames):  # its header does not say: the packets do
+            times, end = track.times()
+            seconds, frames = float(end * track.tick) if seconds is None else seconds, len(times)
+        return Recording(seconds, frames if kind == "video" else round(seconds * stream.rate))
 
 
-def _wav(head: Head) -> Recording | None:
-    """Return the length of a WAV file, or ``None`` for a coding whose length its header does not tell."""
-    offset, form = 12, None
-    while True:
-        kind, length = struct.unpack("<4sI", head(offset, offset + 8))
-        if kind == b"fmt ":
-            form = struct.unpack("<HHIIHH", head(offset + 8, offset + 24))
-        if kind == b"data":
-            break
-        offset += 8 + length + length % 2
-    if form is None or form[0] not in _PLAIN_CODINGS or not form[2] or not form[4]:
-        return None
-    # What is written as a stream announces more than there is.
-    frames = min(length, head.size - offset - 8) // form[4]
-    return Recording(frames / form[2], frames)
+def check_media(data: bytes) -> None:
+    """Decode the first video and the first audio of a file to their ends.
 
-
-def _measured(container: Any) -> Recording:
-    video = first_stream(container, "video")
-    stream = video or first_stream(container, "audio")
-    if stream is None:
-        raise ValueError("there is neither audio nor video in it")
-    seconds = container.duration / _UNIT if container.duration is not None else None
-    if stream.duration is not None and (video is None or seconds is None):
-        seconds = float(stream.duration * stream.time_base)
-    head = stream.codec_context.extradata or b""
-    if seconds is not None and container.format.name == "ogg" and head[:8] == b"OpusHead":
-        # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
-        seconds = max(0.0, seconds - int.from_bytes(head[10:12], "little") / _OPUS_RATE)
-    # A part that an edit list leaves out is counted in the header, but not shown.
-    left_out = sum(entry.is_discard for entry in stream.index_entries) if video and stream.frames else 0
-    frames = stream.frames - left_out if video else round((seconds or 0) * stream.rate)
-    if seconds is None or not frames:  # its header does not say: the packets do, without being decoded
-        packets = (packet for packet in container.demux(stream) if packet.pts is not None)
-        ends = [packet.pts + (packet.duration or 0) for packet in packets]
-        if seconds is None:
-            seconds = float(max(ends, default=0) * stream.time_base)
-        frames = len(ends) if video else round(seconds * stream.rate)
-    return Recording(seconds, frames)
+    Raises `SampleError` for what is damaged or cut short, as far as the decoders can tell, and for a file without
+    either; `ExtraMissingError` without PyAV.
+    """
+    with opened(data, "checking audio and video") as container:
+        tracks = [Track(container, kind, len(data)) for kind in ("video", "audio") if first_stream(container, kind)]
+        if not tracks:
+            raise SampleError("there is no audio or video in it")
+        ends = {track.stream.index: Fraction(0) for track in tracks}
+        decoded = dict(ends)
+        for packet in container.demux([track.stream for track in tracks]):
+            for frame in packet.decode():
+                if frame.is_corrupt:
+                    raise SampleError(f"a frame of its {packet.stream.type} is damaged")
+                if frame.pts is not None:
+                    length = (frame.duration or 0) * frame.time_base
+                    ends[packet.stream.index] = max(ends[packet.stream.index], frame.pts * frame.time_base + length)
+                    decoded[packet.stream.index] += length
+        start = Fraction(container.start_time or 0, UNIT)
+        for track in tracks:
+            end = ends[track.stream.index]
+            if not end:
+                raise SampleError(f"there is no frame in its {track.stream.type}")
+            if container.format.name == "flac":  # FFmpeg leaves out frames whose checksum is wrong
+                track.check_length(decoded[track.stream.index])
+            else:
+                track.check_length((end if track.stream.duration else max(ends.values())) - start)

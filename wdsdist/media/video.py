@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from typing import Any
 
 from wdsdist.errors import SampleError
-from wdsdist.media.containers import Place, check_length, first_stream, seek
+from wdsdist.media.containers import Place, Track
 
 _BACK = (0, 10, None)
 """Seconds before a clip from which to look for a keyframe, in this order; ``None`` is the beginning. The first does,
 except for containers with a coarse index, and for frames that need more than what follows their keyframe."""
-
-_UNIT = 1_000_000  # FFmpeg's times of whole containers, to a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +23,7 @@ class ClipReader:
     Times are in ticks of the stream.
     """
 
-    container: Any
-    """A container that PyAV opened."""
-    stream: Any
+    track: Track
     frames: int
     stride: int
     ticks: Fraction
@@ -38,17 +34,11 @@ class ClipReader:
 
     @classmethod
     def of(
-        cls, container: Any, take: Callable[[Any, list[int]], None], *, frames: int, stride: int, fps: Fraction | None
+        cls, track: Track, take: Callable[[Any, list[int]], None], *, frames: int, stride: int, fps: Fraction | None
     ) -> ClipReader:
-        """Select the video stream of a container. ``fps`` is frames a second, ``None`` for every ``stride``-th frame.
-
-        Raises `SampleError` for a container without video.
-        """
-        stream = first_stream(container, "video")
-        if stream is None:
-            raise SampleError("there is no video in it")
-        rate = fps or stream.average_rate or stream.guessed_rate or Fraction(25)
-        return cls(container, stream, frames, stride, 1 / (rate * stream.time_base), fps is not None, take)
+        """Make a reader of a video. ``fps`` is frames a second, ``None`` for every ``stride``-th frame."""
+        rate = fps or track.stream.average_rate or track.stream.guessed_rate or Fraction(25)
+        return cls(track, frames, stride, 1 / (rate * track.tick), fps is not None, take)
 
     def read(self, place: Place, *, may_repeat: bool) -> None:
         """Decode the clip that lies at a place of the video.
@@ -59,10 +49,10 @@ class ClipReader:
         ``may_repeat`` its last frame.
         """
         reach = int((self.frames - 1) * self.ticks * (1 if self.is_timed else self.stride))
-        span = _span(self.container, self.stream)
+        span = self.track.span
         if span is not None and self._decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False):
             return
-        times, end = self._times()
+        times, end = self.track.times()
         if self.is_timed:
             start = times[0] + place.begin(end - times[0], reach)
             is_short = start + reach >= end
@@ -70,7 +60,7 @@ class ClipReader:
             first = place.begin(len(times), (self.frames - 1) * self.stride)
             start, is_short = times[first], first + (self.frames - 1) * self.stride >= len(times)
         if is_short and not may_repeat:
-            seconds = float((end - times[0]) * self.stream.time_base)
+            seconds = float((end - times[0]) * self.track.tick)
             raise SampleError(f"a video of {len(times):,} frames, {seconds:.3f} s, is too short for the clip")
         if not self._decode(start, is_last=True):
             raise SampleError("frames of it are missing")
@@ -90,10 +80,10 @@ class ClipReader:
 
     def _taken(self, start: int, back: int | None, *, is_last: bool) -> bool | None:
         """Take the frames of a clip after a seek; return ``None`` when the seek ended behind its start."""
-        seek(self.container, self.stream, None if back is None else start - int(back / self.stream.time_base))
+        self.track.seek(None if back is None else start - int(back / self.track.tick))
         number, passed = 0, 0  # the next frame of the clip, and frames of the video since the first one
         shown = None
-        for frame in chain(self._decoded(), [None]):
+        for frame in chain(self.track.frames(), [None]):
             if shown is None:
                 if frame is None or (back is not None and frame.pts > start):
                     return None if back is not None else False
@@ -117,63 +107,3 @@ class ClipReader:
                 return True
             shown = frame
         return False
-
-    def _decoded(self) -> Iterator[Any]:
-        """Yield frames from the keyframe on; pictures that precede it need what lies before it."""
-        import av
-
-        first = None
-        for packet in self.container.demux(self.stream):
-            if first is None:
-                if not packet.is_keyframe:
-                    continue
-                if packet.pts is None:
-                    raise SampleError(
-                        "its frames have no times: put it into a container, as `ffmpeg -c copy x.mp4` does"
-                    )
-                first = packet.pts
-            try:
-                frames = packet.decode()
-            except av.InvalidDataError:
-                if packet.pts is not None and packet.pts < first:
-                    continue
-                raise SampleError("a frame of it is damaged") from None
-            for frame in frames:
-                if frame.pts is not None and frame.pts >= first:
-                    if frame.is_corrupt:
-                        raise SampleError("a frame of it is damaged")
-                    yield frame
-
-    def _times(self) -> tuple[list[int], int]:
-        """Return the times of all frames in order, and the time of the end; read all packets, but decode none."""
-        shown: list[int] = []
-        end = 0
-        last = Fraction(0)
-        seek(self.container, self.stream, None)
-        for packet in self.container.demux():
-            if packet.pts is None or packet.is_discard:
-                continue
-            until = packet.pts + (packet.duration or 1)
-            last = max(last, until * packet.time_base)
-            if packet.stream_index == self.stream.index:
-                shown.append(packet.pts)
-                end = max(end, until)
-        if not shown:
-            raise SampleError("there is no frame in it")
-        span = _span(self.container, self.stream)
-        if span is not None:
-            tick = self.stream.time_base
-            reached = end * tick if self.stream.duration else last
-            check_length(reached - span[0] * tick, (span[1] - span[0]) * tick)
-        return sorted(shown), end
-
-
-def _span(container: Any, stream: Any) -> tuple[int, int] | None:
-    """Return the times of the beginning and the end that the headers give, or ``None``."""
-    first = stream.start_time or 0
-    if stream.duration:
-        return first, first + stream.duration
-    if container.duration is None:
-        return None
-    end = Fraction((container.start_time or 0) + container.duration, _UNIT) / stream.time_base
-    return (first, int(end)) if end > first else None

@@ -39,14 +39,14 @@ def option(default: Any, text: str, *, secret: bool = False, **more: Any) -> Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """How `wdsdist.pack` encodes images again, so that they are cheaper to decode.
+    """How `wdsdist.pack` re-encodes images, so that they are cheaper to decode.
 
     >>> Images(max_side=512).quality, Images(store="raw").notes()
     (90, {'store': 'raw'})
     """
 
-    max_side: int | None = option(None, "Scale larger images down to N pixels on the longer side.", metavar="N")
-    quality: int | None = option(None, "Quality of images that are encoded again, 1 to 95.  [default: 90]", metavar="N")
+    max_side: int | None = option(None, "Scale down larger images to N pixels on the longer side.", metavar="N")
+    quality: int | None = option(None, "Quality of re-encoded images, 1 to 95.  [default: 90]", metavar="N")
     store: Literal["raw", "jpeg"] | None = option(
         None,
         "Store every image as pixels (npy), which need no decoding, or as JPEG.  [default: as it is]",
@@ -91,10 +91,10 @@ class Options:
     shuffle_seed: int | Literal["auto"] | None = option(
         "auto", "Seed of the order of the samples.  [default: 0]", flag="--seed", metavar="N", decides=True
     )
-    workers: int | None = option(None, "Processes that write.  [default: one for each core]", metavar="N")
+    workers: int | None = option(None, "Processes that write.  [default: one per core]", metavar="N")
     executor: Executor | None = option(None, "Writes the shards in place of processes here.", hidden=True)
     kind: str | None = option(
-        None, "Kind of SOURCE, such as folder or csv.  [default: recognised]", flag="--from", metavar="KIND"
+        None, "Kind of SOURCE, such as folder or csv.  [default: detected]", flag="--from", metavar="KIND"
     )
     key: str | None = option(
         None,
@@ -103,12 +103,12 @@ class Options:
     )
     class_folders: bool | None = option(
         None,
-        "Make classes of the folders in SOURCE: each sample gets the number of its folder as cls.",
+        "Make classes from the folders in SOURCE: each sample gets the number of its folder as cls.",
         negation="--no-class-folders",
     )
     columns: Mapping[str, str] | None = option(
         None,
-        "Member of a column of a table: image=jpg, id=__key__ for the key, x= to leave it out.  [repeatable]",
+        "Member for a column of a table: image=jpg, id=__key__ for the key, x= to leave it out.  [repeatable]",
         flag="--column",
         metavar="NAME=EXTENSION",
     )

@@ -26,8 +26,7 @@ from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.encoders import encode
 from wdsdist.samples.fields import ABSENT
 from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
-from wdsdist.samples.images.header import UPRIGHT, image_orientation, upright
-from wdsdist.samples.images.limits import opened
+from wdsdist.samples.images.header import UPRIGHT, image_orientation, opened, upright
 
 _STORED = {"raw": ("npy", NPY_MAGIC), "jpeg": ("jpg", b"\xff\xd8\xff")}
 """The extension that an image gets by ``store``, and the first bytes of its data."""

@@ -55,74 +55,74 @@ def pack(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Turn a downloaded data set into WebDataset shards, once.
+    """Pack a downloaded data set into WebDataset shards, once.
 
-    The same source and options give the same bytes, whatever the number of workers and wherever they lie. Called
-    again, it returns at once. After an interruption, the same call keeps every whole shard and writes the rest. A
-    second call for the same folder, at the same time, waits for the first and returns its result.
+    The same source and options give the same bytes, with any number of workers and in any place. If the data set is
+    packed already, the call returns at once. After an interruption, the same call keeps every whole shard and writes
+    the rest. A second call for the same folder at the same time waits for the first one and returns its result.
 
-    `wdsdist.packing.recognise` says what a source is taken for, without packing it; this function logs the same at
+    `wdsdist.packing.recognise` reports what a source is, without packing it; this function logs the same report at
     level INFO before it writes.
 
     Args:
-        source: a folder of files, in which files that agree up to the first dot of the base name are one sample; a
-            ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern, a
-            list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or a
-            table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
-            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or what Python
-            makes: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
-            whose columns become members as in a table, unless ``encode`` is given; another iterable of samples;
-            a function that returns one of these; or its name, ``my_module:name``.
-        dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, where
-            nothing keeps two packers apart.
+        source: a folder of files, in which files that share a path up to the first dot of the base name are one sample;
+            a ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern,
+            a list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or
+            a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
+            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or a Python
+            object: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
+            whose columns become members as in a table, unless ``encode`` is given; another iterable of samples; a
+            function that returns one of these; or its name, ``my_module:name``.
+        dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, without a
+            lock against a second packer.
         shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a larger sample gets a shard of its
-            own. For a data set made in Python, the mean of some samples is taken for the size of all.
+            own. For a Python data set, the mean size of some samples stands for all.
         shard_samples: the most samples of a shard; by default, only bytes count.
-        shuffle_seed: decides the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, but
-            ``None`` for an iterable, which has one order only.
-        workers: processes that write; by default one for each core; an iterable is written by the calling process.
-            With an ``executor``: how many shards it writes at once, if it does not say.
+        shuffle_seed: seed of the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, or
+            ``None`` for an iterable, which has only one order.
+        workers: processes that write; by default one per core. The calling process writes an iterable. With an
+            ``executor``, the number of shards that it writes at once, if it does not say.
         executor: any `concurrent.futures.Executor` that writes the shards instead, perhaps on other machines, such as
             dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and
-            ``dest`` under the same names. A data set that Python makes is pickled; an iterable is refused.
-        kind: what ``source`` is, such as ``"folder"`` or ``"csv"``; by default, what it looks like.
+            ``dest`` under the same names. A Python data set is pickled; an iterable is refused.
+        kind: the kind of ``source``, such as ``"folder"`` or ``"csv"``; by default it is detected.
         key: for files and WebDataset shards, the rule that cuts names into keys and extensions: ``"first-dot"``, the
-            default; ``"last-dot"``; or a regular expression of the key, up to a dot. Names that leave doubts, such as
-            ``v1.5_0001.jpg``, are an error by default. Under another rule than the first dot, ``.`` and ``%`` in keys
-            are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` gives them back.
+            default; ``"last-dot"``; or a regular expression of the key, up to a dot. Ambiguous names, such as
+            ``v1.5_0001.jpg``, are an error by default. With another rule than the first dot, ``.`` and ``%`` in keys
+            are written as ``%2E`` and ``%25``: ``urllib.parse.unquote`` restores them.
         class_folders: whether each sample gets a ``cls`` member, the number of its folder directly under ``source``,
             in which each image is a sample. ``False`` also says that folders such as ``train`` and ``val`` are one data
             set, which is an error by default (see `pack_splits`).
         columns: for a table, the member that each column becomes, such as ``{"image": "jpg"}``; other columns follow
             the rules of `wdsdist.packing.sources.columns`.
-        root: for a table, the local folder that the paths in it start from; by default the folder of the table. A path
-            that leads out of it is an error.
-        encode: for what Python makes, a function from an item to a sample, a dict of members by extension, and perhaps
-            ``"__key__"``, which is the item's number by default; or its name, ``my_module:encode``. By default the
-            items are samples. Arrays and tensors in fields of no known extension, such as ``input_ids``, are stored as
-            raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
-        images: encodes images again, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
+        root: for a table, the local folder of the paths in it; by default the folder of the table. A path that leads
+            out of it is an error.
+        encode: for a Python data set, a function from an item to a sample, or its name, ``my_module:encode``. A sample
+            is a dict of members by extension, and perhaps ``"__key__"``, by default the item's number. By default the
+            items are samples. Arrays and tensors in fields without a known extension, such as ``input_ids``, are stored
+            as raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
+        images: how to re-encode images, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
         check_decode: whether all members must decode, images to their last pixel.
-        compress: ``"zst"`` writes shards compressed by zstd at level 3, ``"zst:19"`` at level 19, of 1 to 22.
-            ``shard_bytes`` counts the bytes before. Each node decompresses each shard once.
+        compress: ``"zst"`` compresses shards with zstd at level 3, ``"zst:19"`` at level 19 of 1 to 22. ``shard_bytes``
+            counts uncompressed bytes. Each node decompresses each shard once.
         overwrite: whether to replace another data set that wdsdist packed into ``dest``; nothing else is removed. With
-            ``append``, only what an unfinished append of another source has written is replaced.
+            ``append``, it replaces only what an unfinished append of another source has written.
         append: whether to add the samples to the data set in ``dest``, as further shards and a new generation of its
             ``index.json``; existing shards stay. A source that was added before adds nothing. If ``dest`` holds no data
             set yet, it is packed.
-        on_error: ``"raise"`` stops at the first sample that cannot be packed, such as one of a file that cannot be
-            read, or that holds a web page under the name of an image; ``"skip"`` leaves such samples out, each wholly,
-            and lists them with the reasons in ``pack-report.jsonl`` beside the shards; ``manifest.extra["left_out"]``
-            is their number.
-        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL; if they are of two stores and the options
-            are not given by store, ``dest`` alone gets them.
+        on_error: ``"raise"`` stops at the first sample that cannot be packed, such as an unreadable file, or a web page
+            under the name of an image. ``"skip"`` leaves out such samples and lists them with the reasons in
+            ``pack-report.jsonl`` next to the shards; ``manifest.extra["left_out"]`` is their number.
+        storage_options: passed to fsspec if ``dest`` or ``source`` is a URL. If they are in two stores and the options
+            do not name stores, only ``dest`` gets them.
 
     Returns the manifest, as `wdsdist.open` would.
 
     Raises:
-        NotFoundError: there is no source.
-        SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all was left out.
-        DestinationExistsError: ``dest`` holds another data set, or the same packed with other options; or, to append,
+        NotFoundError: the source does not exist.
+        SourceError: the source is empty, ambiguous or damaged, or changes while it is packed; or all samples were left
+            out.
+        DestinationExistsError: ``dest`` holds another data set, the same one with other options, or, with ``append``,
             an unfinished append of another source.
         DestinationError: ``dest`` cannot be written.
         StorageError: the store of a source cannot be read.

@@ -29,15 +29,13 @@ class RawArray:
 
     dtype: np.dtype[Any]
     """The dtype of an element, in any byte order."""
-    shape: tuple[int, ...] = ()
-    """The shape of the array, if it is fixed."""
-    has_rows: bool = False
-    """Whether ``shape`` is the shape of each row, and the number of rows follows from the bytes."""
+    row: tuple[int, ...] = ()
+    """The shape of a row; the number of rows follows from the bytes."""
     reads_views: ClassVar[bool] = True
 
     @classmethod
     def of(cls, extension: str, dtype: Any) -> RawArray:
-        """Make a decoder of anything numpy or torch calls a dtype; a sub-array dtype also fixes the shape.
+        """Make a decoder of anything numpy or torch calls a dtype; a sub-array dtype is the type of a row.
 
         Raises `ArgumentError` for an object that is no dtype, and for dtypes that are not numbers.
         """
@@ -48,10 +46,10 @@ class RawArray:
                 f"decode maps {extension!r} to {dtype!r}: {error} by numpy; give a function of the bytes, "
                 f"such as one that returns torch.frombuffer(bytearray(data), dtype={dtype!r})"
             ) from error
-        base, shape = named.subdtype or (named, ())
+        base, row = named.subdtype or (named, ())
         if base.kind not in "biufc":
             raise ArgumentError(f"decode maps {extension!r} to {dtype!r}: it must be a dtype of numbers")
-        return cls(base, shape)
+        return cls(base, row)
 
     @classmethod
     def noted(cls, note: Any) -> RawArray:
@@ -62,7 +60,7 @@ class RawArray:
         try:
             dtype, (_, *row) = np.dtype(str(note["dtype"])), note["shape"]
             if dtype.kind in "biufc" and all(isinstance(size, int) and size > 0 for size in row):
-                return cls(dtype, tuple(row), has_rows=True)
+                return cls(dtype, tuple(row))
         except (TypeError, ValueError, KeyError, SyntaxError):
             pass
         raise ArgumentError(f"index.json notes {note!r:.200} as the type of an array: pack the data again")
@@ -70,14 +68,13 @@ class RawArray:
     def __call__(self, data: Buffer) -> npt.NDArray[Any]:
         """Return the array in a member's bytes, in this machine's byte order."""
         if len(data) % self._step:
-            raise SampleError(f"{len(data):,} bytes are not a multiple of the {self._step:,} that one array has")
+            raise SampleError(f"{len(data):,} bytes are not a multiple of the {self._step:,} of one row")
         array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="))
-        is_one = self.shape and not self.has_rows and len(data) == self._step
-        return array.reshape(self.shape) if is_one else array.reshape(-1, *self.shape)
+        return array.reshape(-1, *self.row)
 
     @property
     def _step(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)  # not numpy's, which is slower than all the rest
+        return self.dtype.itemsize * math.prod(self.row)  # not numpy's, which is slower than all the rest
 
     def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
         """Return members of one size as one tensor, or ``None`` if each has to be decoded by itself."""
@@ -85,9 +82,7 @@ class RawArray:
         dtype = torch_dtype(self.dtype)
         if dtype is None or not self._step or size % self._step or any(len(part) != size for part in parts):
             return None
-        arrays = size // self._step
-        shape = self.shape if self.shape and not self.has_rows and arrays == 1 else (arrays, *self.shape)
-        return Stacked(parts, dtype, (len(parts), *shape))
+        return Stacked(parts, dtype, (len(parts), size // self._step, *self.row))
 
 
 def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
@@ -104,7 +99,7 @@ def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
     if layout is None or layout.is_fortran or not layout.is_possible:
         return None
     dtype = torch_dtype(layout.dtype)
-    # Where there is no element, a shape may hold numbers that torch cannot count with.
+    # A shape without elements may hold numbers that torch cannot count with.
     if dtype is None or not layout.num_bytes or size - length != layout.num_bytes:
         return None
     return Stacked([part[length:] for part in parts], dtype, (len(parts), *layout.shape))

@@ -1,8 +1,4 @@
-"""Bad samples: which errors make one, and which sample of the same shard replaces it.
-
-The choice of a substitute depends on the seed, the epoch and the sample alone: it is the same on a rerun, after a
-resume, and with any number of workers and ranks.
-"""
+"""Bad samples: the policy for them, the errors that make one, and the report of a batch."""
 
 from __future__ import annotations
 
@@ -10,9 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_path
 from wdsdist.errors import (
     ArgumentError,
@@ -24,8 +17,6 @@ from wdsdist.errors import (
     ShardDamagedError,
     StorageError,
 )
-from wdsdist.samples.marks import Part
-from wdsdist.sampling.permutation import mix_key, permute
 from wdsdist.storage import is_remote
 
 if TYPE_CHECKING:
@@ -34,9 +25,6 @@ if TYPE_CHECKING:
 OnError = Literal["raise", "replace"]
 
 ADVICE = '; to replace such samples by others and train on, pass on_error="replace"'
-
-_SUBSTITUTE = 4
-"""Sets the choice of substitutes apart from the seeds of augmentation, which hash the same numbers."""
 
 _NEVER_THE_SAMPLE = (
     MemoryError, ImportError, ShardDamagedError, NotFoundError, StorageError, CacheError, IndexFormatError
@@ -51,7 +39,8 @@ _LONGEST_REASON = 500
 class BadSamplePolicy:
     """Policy for bad samples: raise or replace, and the file that lists them."""
 
-    on_error: OnError = "raise"
+    replaces: bool = False
+    """Whether other samples replace bad ones."""
     quarantine: str = ""
     """Path of the file that lists them, or an empty string."""
 
@@ -60,19 +49,12 @@ class BadSamplePolicy:
         """Check the arguments of a data set. Raises `ArgumentError` for values that cannot work.
 
         >>> BadSamplePolicy.of("replace", None)
-        BadSamplePolicy(on_error='replace', quarantine='')
+        BadSamplePolicy(replaces=True, quarantine='')
         """
         if on_error not in ("raise", "replace"):
             raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"', argument="on_error")
-        if quarantine is None:
-            return cls(on_error)  # type: ignore[arg-type]
-        _check_replaces("quarantine", str(quarantine), on_error)
-        return cls("replace", checked_path(quarantine))
-
-    @property
-    def replaces(self) -> bool:
-        """Whether other samples replace bad ones."""
-        return self.on_error == "replace"
+        check_replaces("quarantine", quarantine, on_error)
+        return cls(on_error == "replace", "" if quarantine is None else checked_path(quarantine))
 
 
 STRICT = BadSamplePolicy()
@@ -92,21 +74,20 @@ def checked_path(quarantine: str | os.PathLike[str]) -> str:
 
 def check_budget(error_budget: object, on_error: str) -> float | None:
     """Return ``error_budget=`` as a number. Raises `ArgumentError` for a value that is no share, or under "raise"."""
-    if error_budget is None:
-        return None
+    check_replaces("error_budget", error_budget, on_error)
     budget = as_number(error_budget)
-    if budget is None or not 0 <= budget <= 1:
+    if error_budget is not None and (budget is None or not 0 <= budget <= 1):
         raise ArgumentError(
             f"error_budget is {error_budget!r}: it must be a share of the samples between 0 and 1, such as 0.01",
             argument="error_budget",
         )
-    _check_replaces("error_budget", error_budget, on_error)
-    return float(budget)
+    return budget
 
 
-def _check_replaces(name: str, value: object, on_error: str) -> None:
-    if on_error != "replace":
-        raise ArgumentError(f'{name} is {value!r}, but on_error is "raise": pass on_error="replace"', argument=name)
+def check_replaces(name: str, value: object, on_error: str) -> None:
+    """Raise `ArgumentError` for an argument that has an effect only if bad samples are replaced."""
+    if value is not None and on_error != "replace":
+        raise ArgumentError(f'{name} is given, but on_error is "raise": pass on_error="replace"', argument=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +115,6 @@ def is_fault_of_sample(error: BaseException) -> bool:
     return True
 
 
-def has_missing_package(error: BaseException) -> bool:
-    """Return whether a missing package is the cause of an error."""
-    return isinstance(error, ImportError) or (error.__cause__ is not None and has_missing_package(error.__cause__))
-
-
 def described(error: Exception) -> tuple[str, str]:
     """Return the field that an error is about, or an empty string, and the error's cause."""
     field, reason = "", f"{type(error).__name__}: {error}"
@@ -147,13 +123,3 @@ def described(error: Exception) -> tuple[str, str]:
     elif isinstance(error, SampleError) and error.reason:
         field, reason = error.field, error.reason
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
-
-
-def candidates(seed: int, epoch: int, shard: int, sample: int, count: int, part: Part | None = None) -> Int64s:
-    """Return the ``count`` sample numbers of a shard in the order of a hash of the other arguments: int64 [count].
-
-    >>> sorted(candidates(0, 0, 3, 1, count=4).tolist())
-    [0, 1, 2, 3]
-    """
-    key = mix_key(seed, epoch, _SUBSTITUTE, shard, sample, *(() if part is None else part[:1]))
-    return permute(np.arange(count), count, np.uint64(key))

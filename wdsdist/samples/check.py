@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from wdsdist._util.file_types import MEDIA_TYPES, last_part
+from wdsdist._util.file_types import MEDIA_TYPES
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import has_missing_package
-from wdsdist.samples.codecs import DECODERS, load_late
+from wdsdist.samples.codecs import DECODERS
 from wdsdist.samples.fields import ABSENT, ANY_IMAGE, Fields
 
 
@@ -42,12 +41,14 @@ class SampleCheck:
 
     def __init__(self, fields: Sequence[str] | None, *, decode: bool, max_pixels: int | None = None) -> None:
         self._fields = Fields(fields)
-        self._is_named = fields is not None
-        self._decoder: Callable[..., Any] | None = None
+        self._decode: Callable[..., Any] = lambda *_, **__: None
         if decode:
+            from wdsdist.media.length import check_media
+            from wdsdist.samples.images.decode import DecodeImage
             from wdsdist.samples.sample_spec import Decoder  # imports torch, which most commands do without
 
-            self._decoder = Decoder({**DECODERS, ANY_IMAGE: load_late("image")("rgb8", max_pixels=max_pixels)})
+            images = {ANY_IMAGE: DecodeImage("rgb8", max_pixels=max_pixels)}
+            self._decode = Decoder({**DECODERS, **images, **dict.fromkeys(MEDIA_TYPES, check_media)})
 
     def problems(
         self,
@@ -72,16 +73,13 @@ class SampleCheck:
             yield Problem(error.field, ABSENT, error.reason)
             return
         for field, extension, index in chosen:
-            if index == ABSENT or (self._is_named and not sizes[index]):
-                if field not in self._fields.optional:
-                    yield Problem(field, index, "is empty")
-            elif self._decoder is not None:
+            is_empty = index == ABSENT or (not self._fields.are_all and not sizes[index])
+            if is_empty and field not in self._fields.optional:
+                yield Problem(field, index, "is empty")
+            elif not is_empty:
                 try:
-                    if last_part(extension) in MEDIA_TYPES:
-                        load_late("media check")(read(index))
-                    else:
-                        self._decoder(extension, read(index), unzip=unzip(index), field=field)
+                    self._decode(extension, read(index), unzip=unzip(index), field=field)
                 except SampleError as error:
-                    if has_missing_package(error):
+                    if isinstance(error.__cause__, ImportError):  # a decoder lacks its package
                         raise
                     yield Problem(field, index, str(error))

@@ -1,7 +1,7 @@
 """The table of decoders: functions from the bytes of a member to its value, by extension.
 
 It is the usual table of WebDataset readers, without any that runs code from the data: pickles are never read, and
-``.pth`` only as plain tensors. Images and media are in it by name, and load when the first of them is decoded.
+``.pth`` only as plain tensors. What decodes images and audio loads when the first of them is decoded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import SampleError
 
@@ -24,20 +25,10 @@ EXPANSION_LIMIT = 1 << 30
 
 IMAGE_FORMS = ("rgb8", "rgb", "torchrgb8", "torchrgb", "pil", "pilrgb")
 """The forms of decoded images that ``decode=`` names, as webdataset does."""
+AUDIO = "audio"
+"""The form in which ``decode=`` decodes recordings."""
 
-_LATE = {
-    "image": "wdsdist.samples.images.decode:DecodeImage",
-    "audio": "wdsdist.media.audio:decode_audio",
-    "media check": "wdsdist.media.check:check_media",
-}
-"""What decodes images and media, by the module that is imported for it."""
 _INSTALL = {"PIL": "wdsdist[images]", "av": "wdsdist[media]"}
-
-
-def load_late(name: str) -> Any:
-    """Return a decoder of images or media; the first call imports its module."""
-    module, _, attribute = _LATE[name].partition(":")
-    return getattr(import_module(module), attribute)
 
 
 def missing_package(error: ImportError) -> str:
@@ -100,5 +91,20 @@ _TABLE: dict[str, Callable[[bytes], Any]] = {
     "mp msg": _decode_msgpack,
     "pth": _decode_pth,
 }
-DECODERS = {extension: decode for names, decode in _TABLE.items() for extension in names.split()}
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    extension: decode for names, decode in _TABLE.items() for extension in names.split()
+}
 """The functions of bytes that ``decode=True`` takes, by extension."""
+
+
+def media_decoder(form: str, kind: str) -> Callable[[Any], Any] | None:
+    """Return what decodes a type of file in a form of images or ``"audio"``; ``None`` for other types."""
+    if form in IMAGE_FORMS and kind in IMAGE_TYPES:
+        from wdsdist.samples.images.decode import DecodeImage
+
+        return DecodeImage(form)
+    if form == AUDIO and kind in AUDIO_TYPES:
+        from wdsdist.media.audio import decode_audio
+
+        return decode_audio
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -42,11 +43,11 @@ def gather(parts: Sequence[Buffer], target: memoryview) -> None:
 class Ragged:
     """A column of byte strings of different lengths.
 
-    It has a length and is indexed and iterated like a list of memoryviews. It is no ``Sequence``: tools that rebuild
-    sequences element by element, as pinning and device transfer do, would take it apart.
+    It has a length, and can be indexed and iterated like a list of memoryviews. It is not a ``Sequence``, because tools
+    that rebuild sequences element by element, such as pinning and device transfer, would take it apart.
 
-    If batches are made in this process (``num_workers=0``) the strings are views of the mapped shard, and cannot
-    be written to; ``data`` copies them on first use. With a ``cache_limit`` they are copies.
+    If this process makes the batches (``num_workers=0``), the strings are read-only views of the mapped shard, which
+    ``data`` copies on first use. With a ``cache_limit`` they are copies.
 
     >>> column = Ragged.of([b"one", b"", b"three"])
     >>> len(column), bytes(column[2]), column.offsets.tolist()
@@ -154,11 +155,10 @@ class Stacked:
             for value in values
         ):
             return None
-        if first.is_contiguous():
-            return cls([memory_of(value) for value in values], dtype, (len(values), *shape))
         if not is_dense(first):
             return None
-        return cls([memory_of(value) for value in values], dtype, (len(values), *shape), (first.numel(), *stride))
+        strides = None if first.is_contiguous() else (first.numel(), *stride)
+        return cls([memory_of(value) for value in values], dtype, (len(values), *shape), strides)
 
     def tensor(self) -> torch.Tensor:
         """Put the pieces together in memory of this process."""
@@ -185,6 +185,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor fills its memory without holes or overlaps, in whatever order of dimensions."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -228,7 +230,7 @@ def collate(
     if kinds.get(False) == "NoneType":
         raise SampleError("transform= returned None: let it return the sample, or raise wdsdist.BadSample")
     if False in kinds:
-        return _stacked("", list(samples), keys or list(map(str, range(len(samples)))), deferred)
+        return make_column("", list(samples), keys or list(map(str, range(len(samples)))), deferred=deferred)
     check_alike(samples)
     columns = {field: [sample[field] for sample in samples] for field in samples[0]}
     keys = keys or columns.get("__key__") or list(map(str, range(len(samples))))
@@ -241,33 +243,27 @@ def collate(
 def check_alike(samples: Sequence[Sample]) -> None:
     """Raise `SampleError` when the samples of a batch have different fields."""
     first = samples[0]
-    other = next((sample for sample in samples if sample.keys() != first.keys()), first)
-    if other is first:
+    other = next((sample for sample in samples if sample.keys() != first.keys()), None)
+    if other is None:
         return
-    odd = ", ".join(sorted(other.keys() ^ first.keys()))
-    problem = f"samples {_name(first)} and {_name(other)} do not have the same fields ({odd} in one only)"
-    if first.get("__dataset__") == other.get("__dataset__"):
-        raise SampleError(f"{problem}: name the fields that all samples have, as in fields=('jpg;png', 'cls')")
+    names = [
+        f"{sample.get('__key__', '?')!r}" + (f" of {sample['__dataset__']!r}" if sample.get("__dataset__") else "")
+        for sample in (first, other)
+    ]
     raise SampleError(
-        f"{problem}: make them alike with fields= or transform= of each data set, as in "
-        f"StreamingDataset(..., fields=('jpg', 'cls')), or pass collate_fn="
+        f"samples {names[0]} and {names[1]} do not have the same fields "
+        f"({', '.join(sorted(other.keys() ^ first.keys()))} in one only): name the fields that all samples have, as in "
+        f"fields=('jpg;png', 'cls'), make them alike with transform=, or pass collate_fn="
     )
 
 
 def make_column(field: str, values: list[Any], keys: Sequence[str], *, deferred: bool = False) -> Any:
-    """Turn the values of one field into a column; ``keys`` name the samples in errors."""
-    if all(value is None or isinstance(value, str) for value in values):
+    """Turn the values of one field, or of samples for an empty one, into a column; ``keys`` name them in errors."""
+    if field and all(value is None or isinstance(value, str) for value in values):
         return values
-    if not any(isinstance(value, _BYTES) for value in values):
-        return _stacked(field, values, keys, deferred)
     try:
-        return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
-    except TypeError as error:
-        raise SampleError(_mismatch(field, values, keys, error)) from error
-
-
-def _stacked(field: str, values: list[Any], keys: Sequence[str], deferred: bool) -> Any:
-    try:
+        if field and any(isinstance(value, _BYTES) for value in values):
+            return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         return torch_collate(values, collate_fn_map=_DEFERRED if deferred else _AT_ONCE)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise SampleError(_mismatch(field, values, keys, error)) from error
@@ -275,14 +271,12 @@ def _stacked(field: str, values: list[Any], keys: Sequence[str], deferred: bool)
 
 def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Exception) -> str:
     """Return why values do not form a batch: two samples that differ, and what makes them alike."""
-    name = f"field {field!r}" if field else "what transform= returned"
     forms = [_form(value) for value in values]
-    other = next((number for number, form in enumerate(forms) if form != forms[0]), None)
-    if other is None:
-        return (
-            f"{name} of sample {keys[0]!r} and {len(values) - 1:,} others, {forms[0]}, does not stack: {error}; make "
-            f"it an array or a number with transform=, or pass collate_fn="
-        )
+    other = next((number for number, form in enumerate(forms) if form != forms[0]), 0)
+    name = f"field {field!r}" if field else "what transform= returned"
+    name += f" does not stack: it is {forms[0]} in sample {keys[0]!r}"
+    if not other:
+        return f"{name} and {len(values) - 1:,} others ({error}); make it a number or an array with transform="
     two = values[0], values[other]
     shapes = [tuple(getattr(value, "shape", ())) for value in two]
     if any(isinstance(value, _BYTES) for value in two):
@@ -293,47 +287,34 @@ def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Excepti
             f"wdsdist.transforms.ResizeCenterCrop(224)}} or RandomResizedCrop(224), or resize them with transform="
         )
     elif all(shapes) and shapes[0][1:] == shapes[1][1:]:
-        remedy = (
-            "to pad arrays to the longest, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to "
-            "the loader, or pass collate_fn="
-        )
+        remedy = "to pad arrays, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to the loader"
     else:
-        remedy = "make them alike with transform=, or pass collate_fn="
-    return (
-        f"{name} does not stack: it is {forms[0]} in sample {keys[0]!r} and {forms[other]} in {keys[other]!r}; {remedy}"
-    )
+        remedy = "make them alike with transform="
+    return f"{name} and {forms[other]} in {keys[other]!r}; {remedy}, or pass collate_fn="
 
 
 def _form(value: Any) -> str:
     """Return the type and the shape of a value; values of one form stack."""
+    kind = type(value).__name__
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if hasattr(value, "getbands"):  # an image of Pillow
         return f"{value.mode} image of {value.width} x {value.height} pixels"
-    kind = type(value).__name__
     if isinstance(value, Mapping):
         return f"{kind} of {', '.join(f'{name}: {_form(inner)}' for name, inner in value.items())}"
     if isinstance(value, (list, tuple)):
-        inside = ", ".join(map(_form, value)) if len(value) <= 3 else f"{len(value):,} values"
-        return f"{kind} of {inside or 'nothing'}"
+        return f"{kind} of {', '.join(map(_form, value)) if len(value) <= 3 else f'{len(value):,} values'}"
     return kind
 
 
-def _name(sample: Mapping[str, Any]) -> str:
-    name = repr(sample.get("__key__", "?"))
-    return f"{name} of {sample['__dataset__']!r}" if sample.get("__dataset__") else name
-
-
-def _defer(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor | Stacked:
-    return Stacked.of(values) or torch.stack(values)
-
-
-def _stack(values: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _stack(values: list[torch.Tensor], *, collate_fn_map: Any = None, deferred: bool = False) -> torch.Tensor | Stacked:
     pieces = Stacked.of(values)
-    return torch.stack(values) if pieces is None else pieces.tensor()
+    if pieces is None:
+        return torch.stack(values)
+    return pieces if deferred else pieces.tensor()
 
 
 # torch's own function for tensors takes memory in /dev/shm for each of them when it runs in a worker.
 _Map = dict[Any, Callable[..., Any]]
 _AT_ONCE: _Map = {**default_collate_fn_map, torch.Tensor: _stack}
-_DEFERRED: _Map = {**default_collate_fn_map, torch.Tensor: _defer}
+_DEFERRED: _Map = {**default_collate_fn_map, torch.Tensor: partial(_stack, deferred=True)}

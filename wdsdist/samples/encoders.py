@@ -10,12 +10,14 @@ import io
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.file_types import last_part
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import missing_package
 
@@ -27,12 +29,12 @@ def encode(extension: str, value: Any) -> bytes:
 
     - ``txt text transcript``: a str, in UTF-8;
     - ``cls cls2 index inx id``: an integer, in decimal digits;
-    - ``json jsn``: whatever JSON can hold, with scalars, arrays and tensors as numbers and lists;
-    - ``npy``: an array or what numpy makes one of, ``npz``: a dict of them; never objects, which would be pickled;
-    - ``mp msg``: what msgpack can hold, ``pth``: what ``torch.save`` writes and ``torch.load(weights_only=True)``
-      reads;
+    - ``json jsn``: any JSON value, with scalars, arrays and tensors as numbers and lists;
+    - ``npy``: an array, or what numpy converts to one, ``npz``: a dict of arrays; never objects, which would be
+      pickled;
+    - ``mp msg``: any msgpack value, ``pth``: what ``torch.save`` writes and ``torch.load(weights_only=True)`` reads;
     - ``jpg jpeg png webp``: a PIL image, or uint8 [height, width] or [height, width, 1, 3 or 4];
-    - ``gz`` after any of them compresses it, with no time in its header.
+    - a final ``gz`` compresses any of them, without a time in the header.
 
     Args:
         extension: such as ``"cls"`` or ``"seg.png"``.
@@ -49,17 +51,21 @@ def encode(extension: str, value: Any) -> bytes:
         )
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
+    name = extension.lower()
+    if name.endswith(".gz") and last_part(name[:-3]):
+        return gzip.compress(encode(name[:-3], value), mtime=0)
+    kind, function = type(value).__name__, _ENCODERS.get(last_part(name))
+    if function is None:
+        raise SampleError(
+            f"no encoder makes {name!r} from a {kind}: give bytes, or an extension such as txt, cls, json, npy or png"
+        )
     try:
-        return _encode(extension.lower(), value)
-    except SampleError:
-        raise
+        return function(value)
     except ImportError as error:
         raise SampleError(f"encoding {extension!r} needs a package: pip install {missing_package(error)!r}") from error
     except Exception as error:  # each encoder has its own errors
-        kind = type(value).__name__
-        raise SampleError(
-            f"a {kind} value cannot be encoded as {extension!r}: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise SampleError(f"a {kind} value cannot be encoded as {extension!r}: {reason}") from error
 
 
 def can_encode(extension: str) -> bool:
@@ -69,39 +75,23 @@ def can_encode(extension: str) -> bool:
     (True, True, False)
     """
     name = extension.lower()
-    return name.rpartition(".")[2] in _ENCODERS or (name.endswith(".gz") and can_encode(name[:-3]))
-
-
-def _encode(name: str, value: Any) -> bytes:
-    function = _ENCODERS.get(name.rpartition(".")[2])
-    if function is not None:
-        return function(value)
-    if name.endswith(".gz") and len(name) > 3:
-        return gzip.compress(_encode(name[:-3], value), mtime=0)
-    raise SampleError(
-        f"no encoder makes {name!r} from a {type(value).__name__}: give bytes, or an extension such as txt, cls, json, "
-        f"npy or png"
-    )
+    while name.endswith(".gz"):
+        name = name[:-3]
+    return last_part(name) in _ENCODERS
 
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise SampleError(f"a member of text holds a str, not the {type(value).__name__} {value!r:.100}")
+        raise TypeError("a member of text holds a str")
     return value.encode()
 
 
 def _encode_integer(value: Any) -> bytes:
     is_scalar = hasattr(value, "item") and math.prod(value.shape) == 1  # numpy's or torch's
-    number = value.item() if is_scalar else value
-    if isinstance(number, str):
-        number = int(number)
+    number = value.item() if is_scalar else int(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int):
-        raise SampleError(f"a class or index is an integer, not the {type(value).__name__} {value!r:.100}")
+        raise TypeError("a class or index is an integer")
     return str(number).encode()
-
-
-def _encode_json(value: Any) -> bytes:
-    return _TO_JSON.encode(value).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -112,10 +102,10 @@ def _plain(value: Any) -> Any:
 
 def _array(value: Any) -> npt.NDArray[Any]:
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        raise SampleError("numpy has no bfloat16: give value.float(), or the tensor to a field such as pth")
+        raise TypeError("numpy has no bfloat16: give value.float(), or the tensor to a field such as pth")
     array: npt.NDArray[Any] = np.asarray(value)
     if array.dtype.hasobject:
-        raise SampleError(f"a {type(value).__name__} makes an array of objects, which only a pickle can hold")
+        raise TypeError("it makes an array of objects, which only a pickle can hold")
     return array
 
 
@@ -126,15 +116,9 @@ def _encode_npy(value: Any) -> bytes:
 
 
 def _encode_npz(value: Any) -> bytes:
-    if not isinstance(value, dict):
-        raise SampleError(f"an npz member holds a dict of arrays, not a {type(value).__name__}")
     stream = io.BytesIO()
     np.savez(stream, **{str(name): _array(entry) for name, entry in value.items()})  # type: ignore[arg-type]
     return stream.getvalue()
-
-
-def _encode_msgpack(value: Any) -> bytes:
-    return bytes(import_module("msgpack").packb(value))
 
 
 def _encode_pth(value: Any) -> bytes:
@@ -145,28 +129,21 @@ def _encode_pth(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _encode_image(kind: str, **settings: Any) -> Callable[[Any], bytes]:
-    """Return the encoder of one image format."""
+def _encode_image(value: Any, kind: str, **settings: Any) -> bytes:
+    from PIL import Image
 
-    def encoded(value: Any) -> bytes:
-        from PIL import Image
-
-        image = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(value))
-        stream = io.BytesIO()
-        image.save(stream, kind, **settings)
-        return stream.getvalue()
-
-    return encoded
-
-
-def _pixels(value: Any) -> npt.NDArray[np.uint8]:
-    pixels = _array(value)
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
-        raise SampleError(
-            f"an image is a PIL image or uint8 [height, width] or [height, width, 1, 3 or 4], not {pixels.dtype} "
-            f"{list(pixels.shape)}"
-        )
-    return pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+    if not isinstance(value, Image.Image):
+        pixels = _array(value)
+        pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+        if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
+            raise TypeError(
+                f"an image is a PIL image or uint8 [height, width] or [height, width, 1, 3 or 4], not {pixels.dtype} "
+                f"{list(pixels.shape)}"
+            )
+        value = Image.fromarray(pixels)
+    stream = io.BytesIO()
+    value.save(stream, kind, **settings)
+    return stream.getvalue()
 
 
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
@@ -174,13 +151,13 @@ _TO_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
 _TABLE: dict[str, Callable[[Any], bytes]] = {
     "txt text transcript": _encode_text,
     "cls cls2 index inx id": _encode_integer,
-    "json jsn": _encode_json,
+    "json jsn": lambda value: _TO_JSON.encode(value).encode(),
     "npy": _encode_npy,
     "npz": _encode_npz,
-    "mp msg": _encode_msgpack,
+    "mp msg": lambda value: bytes(import_module("msgpack").packb(value)),
     "pth": _encode_pth,
-    "jpg jpeg": _encode_image("JPEG", quality=95),
-    "png": _encode_image("PNG"),
-    "webp": _encode_image("WEBP", quality=95),
+    "jpg jpeg": partial(_encode_image, kind="JPEG", quality=95),
+    "png": partial(_encode_image, kind="PNG"),
+    "webp": partial(_encode_image, kind="WEBP", quality=95),
 }
 _ENCODERS = {extension: encode for names, encode in _TABLE.items() for extension in names.split()}

@@ -11,10 +11,6 @@ from wdsdist.errors import ArgumentError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SEEDED, _PARTED = "__wdsdist_seeded__", "__wdsdist_parted__"
-_REFUSALS = {
-    _SEEDED: "seeded() got {!r}: it marks functions of (data, seed)",
-    _PARTED: "parted() got {!r}: it marks functions of (data, part, parts)",
-}
 
 
 class Part(NamedTuple):
@@ -45,15 +41,15 @@ def seeded(function: Function) -> Function:
 
     Raises `ArgumentError` for an object that cannot be called.
     """
-    return _marked(function, _SEEDED)
+    return _marked(function, _SEEDED, "seeded() got {!r}: it marks functions of (data, seed)")
 
 
 def parted(function: Function) -> Function:
     """Mark a decode function or transform of parts of records: ``function(data, part=0, parts=24)``.
 
-    The data set passes the number of the part, from 0, and how many parts the record has, as `Manifest.explode` planned
-    them; 0 and 1 in a data set that is not exploded. With `seeded` too it is called as
-    ``function(data, seed, part=0, parts=24)``. The mark survives what the mark of `seeded` does.
+    The data set passes the number of the part, from 0, and the number of parts of the record, as `Manifest.explode`
+    planned them; 0 and 1 in a data set that is not exploded. With `seeded` as well, it is called as ``function(data,
+    seed, part=0, parts=24)``. The mark survives the same steps as the mark of `seeded`.
 
     >>> @parted
     ... def page(data, part, parts):
@@ -63,7 +59,7 @@ def parted(function: Function) -> Function:
 
     Raises `ArgumentError` for an object that cannot be called.
     """
-    return _marked(function, _PARTED)
+    return _marked(function, _PARTED, "parted() got {!r}: it marks functions of (data, part, parts)")
 
 
 def is_seeded(function: object) -> bool:
@@ -86,7 +82,7 @@ def call(function: Callable[..., Any], data: Any, seed: int, part: Part | None) 
 
 
 def stretch(length: int, part: int, parts: int) -> slice:
-    """Return the stretch of a sequence that is part ``part`` of ``parts``; stretches are even and follow one another.
+    """Return the slice that is part ``part`` of ``parts`` equal, consecutive parts.
 
     Part ``i`` of ``n`` is ``[i * length // n, (i + 1) * length // n)``, which also plans the lengths of parts.
 
@@ -96,9 +92,9 @@ def stretch(length: int, part: int, parts: int) -> slice:
     return slice(part * length // parts, (part + 1) * length // parts)
 
 
-def _marked(function: Function, mark: str) -> Function:
+def _marked(function: Function, mark: str, refusal: str) -> Function:
     if not callable(function):
-        raise ArgumentError(_REFUSALS[mark].format(function))
+        raise ArgumentError(refusal.format(function))
     try:
         setattr(function, mark, True)
     except (AttributeError, TypeError):

@@ -6,17 +6,17 @@ one decoded sample at a time, which a transform makes smaller. Both decode a mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from wdsdist.errors import BadSample, SampleError
 from wdsdist.samples.bad_samples import ADVICE, described, is_fault_of_sample
-from wdsdist.samples.collate import Batch, Ragged, Sample, check_alike, make_column
+from wdsdist.samples.collate import Batch, Ragged, Sample, make_column
 from wdsdist.samples.fields import ABSENT, Chosen
 from wdsdist.samples.marks import Part
 from wdsdist.samples.padding import PADDING
-from wdsdist.samples.sample_spec import SampleSpec, Step
+from wdsdist.samples.sample_spec import RAW, SampleSpec, Step
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.source import OpenShard
 
@@ -28,91 +28,42 @@ _LACKING = memoryview(bytearray())
 """Stands for the member of a field that other samples of the batch have."""
 
 
-class OpenedShard:
-    """A shard that is readable, and the specification of its samples."""
+class Rows(NamedTuple):
+    """The samples of a batch, one in each row."""
 
-    __slots__ = ("number", "shard", "spec")
+    specs: Mapping[OpenShard, SampleSpec]
+    """How the samples of each shard are made."""
+    shards: Sequence[OpenShard]
+    samples: Sequence[int]
+    """Their numbers in their shards."""
+    seeds: Sequence[int]
+    padding: Sequence[bool] | None
+    """Which are padding, if it is marked."""
+    parts: Sequence[Part] | None
+    """Which part of its record each is, if the data set has parts."""
 
-    def __init__(self, number: int, shard: OpenShard, spec: SampleSpec) -> None:
-        self.number = number
-        self.shard = shard
-        self.spec = spec
+    def part(self, row: int) -> Part | None:
+        """Return which part of its record a sample is, if the data set has parts."""
+        return None if self.parts is None else self.parts[row]
 
-    def members(self, sample: int) -> Chosen:
-        """Return the members that a sample is made of. Raises `SampleError` when it lacks a field."""
-        try:
-            return self.spec.fields.choose(self.shard.layout(sample))
-        except SampleError as error:
-            message = f"sample {self.shard.key(sample)!r} of {self.shard.name} {error}"
-            raise self._bad(message, error.field, error.reason) from None
-
-    def decoded(
-        self, sample: int, seed: int, part: Part | None, field: str, extension: str, data: memoryview, optional: bool
-    ) -> Any:
-        """Return the value of a member; its error names the shard, the sample and the field."""
-        try:
-            if not len(data):
-                if optional:
-                    return None
-                if self.spec.policy.replaces:
-                    raise SampleError("is empty")
-            unzip = None
-            if extension.endswith(".gz"):
-                unzip = self.shard.unzip(sample, self.shard.layout(sample).index(extension))
-            return self.spec.decoder(extension, data, seed, unzip, field=field, part=part)
-        except SampleError as error:
-            is_advised = is_fault_of_sample(error) and not self.spec.policy.replaces
-            message = f"{self.shard.name}: member {self.shard.key(sample)}.{extension}: {error}"
-            raise self._bad(message, field, str(error), is_advised=is_advised) from error
-
-    def transformed(self, sample: int, seed: int, part: Part | None, entries: Sample) -> Any:
-        """Return what the transform makes of a sample; its error names the shard and the sample."""
-        spec = self.spec
-        if spec.transform is None:
-            return entries
-        if spec.policy.replaces:
-            made = spec.transformed(entries, seed, part)
-            if made is None:
-                raise BadSample("transform returned None")
-            return made
-        try:
-            return spec.transformed(entries, seed, part)
-        except Exception as error:
-            name = f"sample {self.shard.key(sample)!r} of {self.shard.name}"
-            name = name if part is None else f"part {part.number} of {part.total} of {name}"
-            if isinstance(error, BadSample):
-                raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
-            if isinstance(error, StopIteration):  # unchanged, it would end the batch or the epoch
-                raise RuntimeError(
-                    f"transform= raised StopIteration for {name}: has it exhausted an iterator?"
-                ) from error
-            error.add_note(f"raised by transform= for {name}")
-            raise
-
-    def _bad(self, message: str, field: str, reason: str, *, is_advised: bool = True) -> SampleError:
-        is_advised = is_advised and not self.spec.policy.replaces
-        error = SampleError(f"{message}{ADVICE if is_advised else ''}")
-        error.field, error.reason = field, reason
-        return error
-
-
-Row = tuple[OpenedShard, int, int, bool | None, Part | None]
-"""One sample of a batch: its shard, its number there, its seed, whether it is padding if that is marked, and which part
-of its record it is if the data set has parts."""
+    def substitute(self, row: int, sample: int, part: Part | None) -> Rows:
+        """Return one row: a row of these with another sample of its shard."""
+        padding = None if self.padding is None else [self.padding[row]]
+        shard = self.shards[row]
+        parts = None if part is None else [part]
+        return Rows({shard: self.specs[shard]}, [shard], [sample], [self.seeds[row]], padding, parts)
 
 
 class _Column:
-    """The members of one field, one for each sample of a batch."""
+    """The members of one field, one in each row."""
 
-    __slots__ = ("extensions", "parts", "read", "values")
+    __slots__ = ("extensions", "parts", "values")
 
     def __init__(self, extensions: list[str], parts: list[memoryview]) -> None:
         self.extensions = extensions
         self.parts = parts
         self.values: list[Any] = []
         """The decoded members, as far as the column is decoded."""
-        self.read: Callable[[memoryview], Any] | None = None
-        """Decodes any of the members by its bytes alone, if there is such a function."""
 
 
 class Members:
@@ -124,84 +75,95 @@ class Members:
         strict: raise the error of a bad sample, even if its policy replaces it.
     """
 
-    def __init__(self, rows: Sequence[Row], optional: frozenset[str], *, strict: bool = False) -> None:
+    def __init__(self, rows: Rows, optional: frozenset[str], *, strict: bool = False) -> None:
         self.rows = rows
         self.bad: dict[int, tuple[str, str]] = {}
-        """The bad samples that are to be replaced, by their number in the batch: the bad field, and the reason."""
+        """The bad samples that are to be replaced, by their row: the bad field, and the reason."""
         self._optional = optional
-        opened, samples, *_ = zip(*rows, strict=True)
-        self._opened: dict[OpenedShard, int] = dict(zip(opened, samples, strict=True))  # with one of its samples
-        self._members = list(zip([shard.shard for shard in opened], samples, strict=True))
-        self._decoders = {shard.spec.decoder for shard in self._opened}
-        self._replaces = not strict and any(shard.spec.policy.replaces for shard in self._opened)
+        self._decoders = {RAW if spec.decoder.is_raw else spec.decoder for spec in rows.specs.values()}
+        self._replaces = not strict and any(spec.policy.replaces for spec in rows.specs.values())
         self._columns: dict[str, _Column] = {}
         self._is_uneven = False
         self._gather()
 
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the samples."""
+        return [shard.key(sample) for shard, sample in zip(self.rows.shards, self.rows.samples, strict=True)]
+
     def _gather(self) -> None:
         """Take a view of each member, by field."""
-        opened_shards = self._opened.items()
-        try:
-            layouts = {opened.members(sample) if opened.shard.is_uniform else None for opened, sample in opened_shards}
-        except SampleError:
-            layouts = {None}
-        chosen = layouts.pop()
-        if chosen is not None and not layouts:  # the usual case: all samples have the same members
-            for field, extension, index in chosen:
-                parts = [_EMPTY if index == ABSENT else shard.member(sample, index) for shard, sample in self._members]
+        shards, samples = self.rows.shards, self.rows.samples
+        alike = self._only_choice()
+        if alike is not None:  # the usual case: all samples have the same members
+            for field, extension, index in alike:
+                parts = [
+                    _EMPTY if index == ABSENT else shard.member(sample, index)
+                    for shard, sample in zip(shards, samples, strict=True)
+                ]
                 self._columns[field] = _Column([extension] * len(parts), parts)
             return
-        for number, (opened, sample, *_) in enumerate(self.rows):
+        for row, (shard, sample) in enumerate(zip(shards, samples, strict=True)):
             try:
-                chosen = opened.members(sample)
+                chosen = self.rows.specs[shard].fields.choose(shard.layout(sample))
             except SampleError as error:
-                if not self._is_replaced(number, error):
-                    raise
+                message = f"sample {shard.key(sample)!r} of {shard.name} {error}"
+                bad = self._bad_sample(row, message, error.field, error.reason)
+                if not self._is_replaced(row, bad):
+                    raise bad from None
                 continue
             for field, extension, index in chosen:
                 column = self._columns.get(field)
                 if column is None:
-                    column = self._columns[field] = _Column([""] * len(self.rows), [_LACKING] * len(self.rows))
-                column.extensions[number] = extension
-                column.parts[number] = _EMPTY if index == ABSENT else opened.shard.member(sample, index)
+                    column = self._columns[field] = _Column([""] * len(shards), [_LACKING] * len(shards))
+                column.extensions[row] = extension
+                column.parts[row] = _EMPTY if index == ABSENT else shard.member(sample, index)
         self._is_uneven = any(part is _LACKING for column in self._columns.values() for part in column.parts)
+
+    def _only_choice(self) -> Chosen | None:
+        """Return the members that each sample is made of, or ``None`` if samples differ or lack a field."""
+        try:
+            choices = {
+                spec.fields.choose(shard.layout(0)) if shard.is_uniform else None
+                for shard, spec in self.rows.specs.items()
+            }
+        except SampleError:
+            return None
+        return choices.pop() if len(choices) == 1 else None
 
     def _step(self, field: str, column: _Column) -> Step | None:
         """Return how a column is decoded, if all its members are decoded alike and no sample is bad."""
-        if field in self._optional or self._is_uneven or self.bad:
+        decoder, extension = next(iter(self._decoders)), column.extensions[0]
+        is_alike = decoder.is_raw or column.extensions.count(extension) == len(column.parts)
+        if len(self._decoders) > 1 or not is_alike or field in self._optional or self.bad:
             return None
-        if self._replaces and not all(map(len, column.parts)):
-            return None
-        extension, decoders = column.extensions[0], self._decoders
-        is_alike = len(decoders) == 1 and column.extensions.count(extension) == len(column.parts)
-        if not is_alike and not all(decoder.is_raw for decoder in decoders):
-            return None
-        return next(iter(decoders)).step(field, extension)
+        return decoder.step(field, extension) if not self._replaces or all(map(len, column.parts)) else None
 
     def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
-        """Return the batch as columns; ``None`` when it has bad samples, so that it must be made of samples.
+        """Return the batch as columns; ``None`` if its samples differ in their fields, or some are bad.
 
         Args:
             deferred: leave tensors in pieces, and byte strings where they lie.
             copied: copy the byte strings of raw columns.
 
-        Raises `SampleError` when the samples do not have the same fields, or values of one shape.
+        Raises `SampleError` for a sample that does not decode, and for values that do not have one shape.
         """
-        keys = [shard.key(sample) for shard, sample in self._members]
-        batch: Batch = {"__key__": keys, "__shard__": [shard.name for shard, _ in self._members]}
-        if any(opened.shard.dataset for opened in self._opened):
-            batch["__dataset__"] = [shard.dataset for shard, _ in self._members]
-        if self.rows[0][4] is not None:
-            numbers = zip(*(row[4] for row in self.rows if row[4] is not None), strict=True)
-            for name, values in zip(PARTS, numbers, strict=True):
+        if self._is_uneven or self.bad:
+            return None
+        rows, keys = self.rows, self.keys
+        batch: Batch = {"__key__": keys, "__shard__": [shard.name for shard in rows.shards]}
+        if any(shard.dataset for shard in rows.specs):
+            batch["__dataset__"] = [shard.dataset for shard in rows.shards]
+        if rows.parts is not None:
+            for name, values in zip(PARTS, zip(*rows.parts, strict=True), strict=True):
                 batch[name] = make_column(name, list(values), keys)
-        if self._is_uneven and not self.bad:
-            check_alike([self._fields_of(number, key) for number, key in enumerate(keys)])
         for field, column in self._columns.items():
-            batch[field] = self._built(field, column, keys, deferred=deferred, copied=copied)
+            batch[field] = self._decoded(field, column, keys, deferred=deferred, copied=copied)
+        if rows.padding is not None:
+            batch[PADDING] = make_column(PADDING, list(rows.padding), keys)
         return None if self.bad else batch
 
-    def _built(self, field: str, column: _Column, keys: list[str], *, deferred: bool, copied: bool) -> Any:
+    def _decoded(self, field: str, column: _Column, keys: list[str], *, deferred: bool, copied: bool) -> Any:
         """Return the column of a field, decoded; if it has bad samples, its values are kept for the samples."""
         values = column.values = list[Any]()
         step = self._step(field, column)
@@ -216,70 +178,104 @@ class Members:
                 with suppress(Exception):  # which the other loop meets again and names
                     for data in column.parts:
                         values.append(read(data))
-        for number in range(len(values), len(self.rows)):
+        for row in range(len(values), len(column.parts)):
             try:
-                value = self._value(field, column, number)
+                value = self._value(field, column, row)
             except Exception as error:
-                if not self._is_replaced(number, error):
+                if not self._is_replaced(row, error):
                     raise
                 value = BAD
             values.append(value)
         return values if field in self._optional or self.bad else make_column(field, values, keys, deferred=deferred)
 
-    def prepare(self) -> None:
-        """Find the functions of bytes that decode columns, before the samples are made one by one."""
-        for field, column in self._columns.items():
-            step = self._step(field, column)
-            column.read = None if step is None else step.plain
-
-    def sample(self, number: int) -> Any:
+    def sample(self, row: int) -> Any:
         """Return one sample of the batch, decoded and transformed; `BAD` if it is bad and its policy replaces it.
 
-        A transform sees the mark of padding, and need not hand it on.
+        A transform sees the mark of padding, and need not return it.
         """
-        if number in self.bad:
+        if row in self.bad:
             return BAD
-        opened, sample, seed, padding, part = self.rows[number]
-        entries: Sample = {"__key__": opened.shard.key(sample), "__shard__": opened.shard.name}
-        if opened.shard.dataset:
-            entries["__dataset__"] = opened.shard.dataset
-        if part is not None:
-            entries.update(zip(PARTS, part, strict=True))
+        rows, shard = self.rows, self.rows.shards[row]
+        entries: Sample = {"__key__": shard.key(rows.samples[row]), "__shard__": shard.name}
+        if shard.dataset:
+            entries["__dataset__"] = shard.dataset
+        if rows.parts is not None:
+            entries.update(zip(PARTS, rows.parts[row], strict=True))
         try:
             for field, column in self._columns.items():
-                if column.parts[number] is not _LACKING:
-                    entries[field] = self._value(field, column, number)
-            if padding is not None:
-                entries[PADDING] = padding
-            made = opened.transformed(sample, seed, part, entries)
+                if column.parts[row] is not _LACKING:
+                    entries[field] = self._value(field, column, row)
+            if rows.padding is not None:
+                entries[PADDING] = rows.padding[row]
+            value = self._transformed(row, entries)
         except Exception as error:
-            if not self._is_replaced(number, error):
+            if not self._is_replaced(row, error):
                 raise
             return BAD
-        if padding is not None and isinstance(made, dict) and PADDING not in made:
-            return {**made, PADDING: padding}
-        return made
+        if rows.padding is not None and isinstance(value, dict) and PADDING not in value:
+            return {**value, PADDING: rows.padding[row]}
+        return value
 
-    def _value(self, field: str, column: _Column, number: int) -> Any:
-        if number < len(column.values):
-            return column.values[number]
-        data = column.parts[number]
-        if column.read is not None:
-            with suppress(Exception):  # which decoding meets again and names
-                return column.read(data)
-        opened, sample, seed, _, part = self.rows[number]
-        if data is _LACKING:  # of a bad sample, or of a batch whose samples differ in their fields
-            return BAD
-        return opened.decoded(sample, seed, part, field, column.extensions[number], data, field in self._optional)
+    def _value(self, field: str, column: _Column, row: int) -> Any:
+        """Return the value of a member; its error names the shard, the sample and the field."""
+        if row < len(column.values):
+            return column.values[row]
+        data, extension = column.parts[row], column.extensions[row]
+        rows = self.rows
+        shard, sample = rows.shards[row], rows.samples[row]
+        spec = rows.specs[shard]
+        try:
+            if not len(data):
+                if field in self._optional:
+                    return None
+                if spec.policy.replaces:
+                    raise SampleError("is empty")
+            unzip = None
+            if extension.endswith(".gz"):
+                unzip = shard.unzip(sample, shard.layout(sample).index(extension))
+            return spec.decoder(extension, data, rows.seeds[row], unzip, field=field, part=rows.part(row))
+        except SampleError as error:
+            message = f"{shard.name}: member {shard.key(sample)}.{extension}: {error}"
+            is_advised = is_fault_of_sample(error)
+            raise self._bad_sample(row, message, field, str(error), is_advised=is_advised) from error
 
-    def _is_replaced(self, number: int, error: Exception) -> bool:
+    def _transformed(self, row: int, entries: Sample) -> Any:
+        """Return what the transform makes of a sample; its error names the shard and the sample."""
+        rows, shard = self.rows, self.rows.shards[row]
+        spec = rows.specs[shard]
+        if spec.transform is None:
+            return entries
+        part = rows.part(row)
+        try:
+            value = spec.transformed(entries, rows.seeds[row], part)
+        except Exception as error:
+            if spec.policy.replaces:
+                raise
+            name = f"sample {shard.key(rows.samples[row])!r} of {shard.name}"
+            name = name if part is None else f"part {part.number} of {part.total} of {name}"
+            if isinstance(error, BadSample):
+                raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
+            if isinstance(error, StopIteration):  # unchanged, it would end the batch or the epoch
+                raise RuntimeError(
+                    f"transform= raised StopIteration for {name}: has it exhausted an iterator?"
+                ) from error
+            error.add_note(f"raised by transform= for {name}")
+            raise
+        if value is None and spec.policy.replaces:
+            raise BadSample("transform returned None")
+        return value
+
+    def _bad_sample(self, row: int, message: str, field: str, reason: str, *, is_advised: bool = True) -> SampleError:
+        """Return the error of a sample that lacks a field, or whose field does not decode."""
+        replaces = self.rows.specs[self.rows.shards[row]].policy.replaces
+        error = SampleError(f"{message}{ADVICE if is_advised and not replaces else ''}")
+        error.field, error.reason = field, reason
+        return error
+
+    def _is_replaced(self, row: int, error: Exception) -> bool:
         """Note that a sample is bad; return whether its policy replaces it."""
-        if not (self._replaces and self.rows[number][0].spec.policy.replaces and is_fault_of_sample(error)):
+        policy = self.rows.specs[self.rows.shards[row]].policy
+        if not (self._replaces and policy.replaces and is_fault_of_sample(error)):
             return False
-        self.bad.setdefault(number, described(error))  # not the error, whose traceback holds views of the shard
+        self.bad.setdefault(row, described(error))  # not the error, whose traceback holds views of the shard
         return True
-
-    def _fields_of(self, number: int, key: str) -> Sample:
-        """Return a sample without its members' data."""
-        fields = {field: None for field, column in self._columns.items() if column.parts[number] is not _LACKING}
-        return {"__key__": key, "__dataset__": self.rows[number][0].shard.dataset, **fields}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from wdsdist.errors import ArgumentError
@@ -16,17 +15,12 @@ PADDING = "__padding__"
 """The field of samples and the column of batches that mark padding."""
 
 
-def marks(padding: npt.NDArray[np.bool_]) -> torch.Tensor:
-    """Return the column of a batch that marks its padding, bool [batch]."""
-    return torch.from_numpy(padding.copy())
-
-
 def unpadded(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch without its padding, and without the column that marks it, so that each sample counts once.
+    """Return a batch without its padding and without the column of marks, so that each sample counts once.
 
-    The batch of a rank that has only padding becomes one of no samples. Columns may be tensors, arrays, lists and
-    `Ragged` columns on any device, and dicts of these. A tuple or list of columns keeps its form. Packed rows keep
-    their shape: there the ``labels`` of padding are -100.
+    A batch that has only padding becomes a batch without samples. Columns may be tensors, arrays, lists and `Ragged`
+    columns on any device, and dicts of these. A tuple or list of columns keeps its form. Packed rows keep their shape,
+    and the ``labels`` of padding become -100.
 
     Args:
         batch: a batch of a data set with ``mark_padding=True``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import Replaced, candidates
+from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.collate import collate
 from wdsdist.samples.marks import Part
-from wdsdist.samples.members import BAD, Members, OpenedShard, Row
-from wdsdist.samples.padding import PADDING, marks
+from wdsdist.samples.members import BAD, Members, Rows
 from wdsdist.samples.sample_spec import SampleSpec
-from wdsdist.sampling.permutation import mix_key, mix_keys
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import Members as ShardMembers
@@ -27,8 +26,8 @@ from wdsdist.shards.source import ShardSource, picks_of
 if TYPE_CHECKING:
     from wdsdist.shards.quarantine import BadEntry
 
-_AUGMENTATION = 3
-"""Sets the seeds of samples apart from the keys of the order, which hash other numbers."""
+_AUGMENTATION, _SUBSTITUTE = 3, 4
+"""Keep the seeds of samples and the choice of substitutes apart from the keys of the order, which hash others."""
 
 Misfits = Callable[[int, Int64s, int], Int64s]
 """(shard, samples, index) -> penalty for replacing ``samples[index]`` by each sample; 0 fits."""
@@ -101,7 +100,7 @@ class SampleReader:
         padded = None if padding is None else np.array([padding])
         try:
             rows = self._rows(np.array([shard]), np.array([sample]), np.array([epoch]), padded)
-            return self._made(Members(rows, self._optional, strict=strict), 0, epoch)[0]
+            return self._sample(Members(rows, self._optional, strict=strict), 0, epoch)
         finally:
             self.source.release()  # a sample holds copies
 
@@ -123,16 +122,13 @@ class SampleReader:
         try:
             members = Members(self._rows(shards, samples, epochs, padding), self._optional)
             if collate_fn is None and not self._has_transform:
-                copied = self.source.is_bounded and not deferred
-                batch = members.columns(deferred=deferred, copied=copied)
+                batch = members.columns(deferred=deferred, copied=self.source.is_bounded and not deferred)
                 if batch is not None:
-                    return batch if padding is None else {**batch, PADDING: marks(padding)}
-            members.prepare()
-            made = [self._made(members, number, epoch) for number, epoch in enumerate(epochs.tolist())]
-            values = [value for value, _ in made]
+                    return batch
+            values = [self._sample(members, row, epoch) for row, epoch in enumerate(epochs.tolist())]
             if collate_fn is not None:
                 return collate_fn(values)
-            keys = [] if isinstance(values[0], dict) else [row[0].shard.key(row[1]) for _, row in made]
+            keys = [] if isinstance(values[0], dict) else members.keys
             return collate(values, deferred=deferred, lists=self._optional, keys=keys)
         finally:
             if not deferred:
@@ -142,84 +138,84 @@ class SampleReader:
         """Return the replacements in the sample or batch that was made last, or ``None`` without any."""
         return Replaced(self._num_replaced, tuple(self._bad.values())) if self._num_replaced else None
 
-    def _rows(
-        self, shards: Int64s, samples: Int64s, epochs: Int64s, padding: npt.NDArray[np.bool_] | None
-    ) -> list[Row]:
+    def _rows(self, shards: Int64s, samples: Int64s, epochs: Int64s, padding: npt.NDArray[np.bool_] | None) -> Rows:
         """Open the shards of a batch until they are released, and return its samples."""
         self._num_replaced, self._bad = 0, {}
-        numbers = np.unique(shards).tolist()
-        held = self.source.open({number: partial(self._needed, number, shards, samples) for number in numbers})
-        opened = {number: OpenedShard(number, shard, self._spec(number)) for number, shard in held.items()}
-        stored = samples
-        for number, shard in opened.items():
-            if shard.shard.picks is not None:  # a view numbers the samples that it has
-                stored = samples.copy() if stored is samples else stored
-                of_shard = shards == number
-                stored[of_shard] = shard.shard.picks[samples[of_shard]]
-        seeds = [0] * len(shards)
+        numbers = shards.tolist()
+
+        def needed(number: int, index: ShardIndex) -> Int64s:
+            """Return the members of a shard that the samples of the batch are made of."""
+            picks, own = picks_of(self._manifest, number), samples[shards == number]
+            stored = own if picks is None else picks[own].astype(np.int64)
+            return self._spec(number).fields.members(index, stored)
+
+        opened = self.source.open({number: partial(needed, number) for number in sorted(set(numbers))})
+        stored = samples.tolist()
+        if any(shard.picks is not None for shard in opened.values()):  # a view numbers the samples that it has
+            stored = [opened[number].stored(sample) for number, sample in zip(numbers, stored, strict=True)]
+        seeds = [0] * len(numbers)
         if self._needs_seeds:
             keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
-            seeds = [key >> 1 for key in keys.tolist()]
-        padded = [None] * len(shards) if padding is None else padding.tolist()
-        parts = self._parts(shards, samples)
-        return list(
-            zip([opened[number] for number in shards.tolist()], stored.tolist(), seeds, padded, parts, strict=True)
+            seeds = (keys >> np.uint64(1)).tolist()
+        return Rows(
+            specs={shard: self._spec(number) for number, shard in opened.items()},
+            shards=[opened[number] for number in numbers],
+            samples=stored,
+            seeds=seeds,
+            padding=None if padding is None else padding.tolist(),
+            parts=self._parts(shards, samples),
         )
 
-    def _needed(self, number: int, shards: Int64s, samples: Int64s, index: ShardIndex) -> Int64s:
-        """Return the members of a shard that the samples of a batch are made of."""
-        picks, own = picks_of(self._manifest, number), samples[shards == number]
-        stored = own if picks is None else picks[own].astype(np.int64)
-        return self._spec(number).fields.members(index, stored)
-
-    def _parts(self, shards: Int64s, samples: Int64s) -> list[Part | None]:
-        """Return which part of its record each sample is; ``None`` for each if the data set has whole samples."""
+    def _parts(self, shards: Int64s, samples: Int64s) -> list[Part] | None:
+        """Return which part of its record each sample is, or ``None`` if the data set has whole samples."""
         parts = self._manifest.parts_of(shards, samples)
-        return [None] * len(shards) if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
+        return None if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
 
-    def _made(self, members: Members, number: int, epoch: int) -> tuple[Any, Row]:
-        """Return a sample of a batch and its row; a substitute and its row if the sample is bad."""
-        row = members.rows[number]
-        value = members.sample(number)
+    def _sample(self, members: Members, row: int, epoch: int) -> Any:
+        """Return a sample of a batch, or its substitute: the first good sample of its shard in the order of a hash.
+
+        Samples that fit into the batch come first. The hash is of the seed, the epoch and the sample: the substitute is
+        the same on a rerun, after a resume, and with any number of workers and ranks.
+        """
+        value = members.sample(row)
         if value is not BAD:
-            return value, row
-        opened, _, seed, padding, _ = row
+            return value
         self._num_replaced += 1
-        bad = self._note(row, *members.bad[number])
-        for sample, part in self._candidates(row, epoch):
-            substitute: Row = opened, sample, seed, padding, part
-            candidate = Members([substitute], self._optional)
-            value = candidate.sample(0)
+        rows, shard = members.rows, members.rows.shards[row]
+        bad = self._note(rows, row, *members.bad[row])
+        part = rows.part(row)
+        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, rows.samples[row], *(part[:1] if part else ()))
+        numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
+        stored = [shard.stored(number) for number in numbers.tolist()]
+        if self.misfits is not None:
+            misfits = self.misfits(shard.number, numbers, stored.index(rows.samples[row]))
+            order = np.argsort(misfits, kind="stable")
+            numbers, stored = numbers[order], [stored[number] for number in order.tolist()]
+        for number, sample in zip(numbers.tolist(), stored, strict=True):
+            if sample == rows.samples[row]:
+                continue
+            parts = self._parts(np.array([shard.number]), np.array([number]))
+            substitute = Members(rows.substitute(row, sample, None if parts is None else parts[0]), self._optional)
+            value = substitute.sample(0)
             if value is not BAD:
-                return value, substitute
-            self._note(substitute, *candidate.bad[0])
+                return value
+            self._note(substitute.rows, 0, *substitute.bad[0])
         raise SampleError(
-            f"{opened.shard.name} has no good sample among its {opened.shard.num_samples:,} to replace {bad.key!r} "
+            f"{shard.name} has no good sample among its {shard.num_samples:,} to replace {bad.key!r} "
             f"({bad.field or 'sample'}: {bad.reason}): leave the shard out, or correct its data, fields=, decode= or "
             f"transform="
         )
 
-    def _candidates(self, row: Row, epoch: int) -> Iterator[tuple[int, Any]]:
-        """Yield the samples of a shard that may replace one, in the order of a hash; those that fit come first."""
-        opened, sample, _, _, part = row
-        shard = opened.shard
-        numbers = candidates(self._seed, epoch, opened.number, sample, shard.num_samples, part)
-        if self.misfits is not None:
-            index = next(i for i, number in enumerate(numbers.tolist()) if shard.stored(number) == sample)
-            numbers = numbers[np.argsort(self.misfits(opened.number, numbers, index), kind="stable")]
-        for number in numbers.tolist():
-            if shard.stored(number) != sample:
-                yield shard.stored(number), self._parts(np.array([opened.number]), np.array([number]))[0]
-
-    def _note(self, row: Row, field: str, reason: str) -> BadEntry:
+    def _note(self, rows: Rows, row: int, field: str, reason: str) -> BadEntry:
+        """Note a bad sample of the batch, and return its entry in a quarantine file."""
         from wdsdist.shards.quarantine import BadEntry
 
-        opened, sample, _, _, part = row
-        if part is not None and part.total > 1:
+        shard, part = rows.shards[row], rows.part(row)
+        if part and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
-        manifest, shard = self._manifest.part(opened.number)
+        manifest, number = self._manifest.part(shard.number)
         entry = BadEntry(
-            opened.shard.key(sample), manifest.shown_name(shard), field, reason, manifest.whole.fingerprint,
-            self._manifest.label(opened.number),
+            shard.key(rows.samples[row]), manifest.shown_name(number), field, reason, manifest.whole.fingerprint,
+            shard.dataset,
         )  # fmt: skip
-        return self._bad.setdefault((opened.number, entry.key), (entry, opened.spec.policy.quarantine))[0]
+        return self._bad.setdefault((shard.number, entry.key), (entry, rows.specs[shard].policy.quarantine))[0]

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES, last_part
 from wdsdist._util.validation import check_callable, hint
-from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.samples.arrays import RawArray, stacked_npy
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
-from wdsdist.samples.codecs import DECODERS, EXPANSION_LIMIT, IMAGE_FORMS, load_late, missing_package, read_npy
+from wdsdist.samples.codecs import (
+    AUDIO,
+    DECODERS,
+    EXPANSION_LIMIT,
+    IMAGE_FORMS,
+    media_decoder,
+    missing_package,
+    read_npy,
+)
 from wdsdist.samples.collate import Buffer, Sample, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, Fields
 from wdsdist.samples.marks import Part, call, is_parted, is_seeded
 
 Decode = bool | str | Mapping[str, Any] | None
 """What ``decode=`` takes: ``None``, ``True``, a form of images, ``"audio"``, or functions and dtypes by extension."""
-_AUDIO = "audio"
 
 Unzip = Callable[[bytes, int, int], bytes]
 """Unpacks gzip data; takes the number of the gzip layer, from 1, and the most bytes that may come out."""
@@ -35,10 +42,14 @@ class Step:
     function: Callable[..., Any]
     layers: int
     """Layers of gzip to unpack before."""
-    reads_views: bool
+    reads_views: bool = field(init=False)
     """Whether the function takes a view of bytes."""
-    is_marked: bool
+    is_marked: bool = field(init=False)
     """Whether the function takes a seed or a part."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads_views", getattr(self.function, "reads_views", False))
+        object.__setattr__(self, "is_marked", is_seeded(self.function) or is_parted(self.function))
 
     def __call__(self, data: Buffer, seed: int, part: Part | None) -> Any:
         data = data if self.reads_views else bytes(data)
@@ -81,21 +92,20 @@ class Decoder:
         """Make a decoder; ``arrays`` are the types of raw arrays, by field, that ``index.json`` notes."""
         self._functions: dict[str, Callable[..., Any]] = {}
         self._form = ""  # of images, or "audio"
-        self._is_mapping = isinstance(decode, Mapping)
         self._required: list[str] = []
         self._steps: dict[tuple[str, str], Step] = {}
         self.is_raw = decode is None or decode is False
         if isinstance(decode, Mapping):
-            given = {extension: _function(extension, what) for extension, what in decode.items()}
+            given = {extension: _checked(extension, what) for extension, what in decode.items()}
             self._functions = {name.lower().removesuffix("?"): function for name, function in given.items()}
             self._required = [name.lower() for name in given if not name.endswith("?")]
         elif isinstance(decode, (bool, str)):
             self._functions = dict(DECODERS) if decode else {}
             if isinstance(decode, str):
-                if decode not in (*IMAGE_FORMS, _AUDIO):
+                forms = (*IMAGE_FORMS, AUDIO)
+                if decode not in forms:
                     raise ArgumentError(
-                        f"decode is {decode!r}: as a string it must be one of {', '.join((*IMAGE_FORMS, _AUDIO))}",
-                        argument="decode",
+                        f"decode is {decode!r}: as a string it must be one of {', '.join(forms)}", argument="decode"
                     )
                 self._form = decode
             noted = {name: RawArray.noted(note) for name, note in (arrays or {}).items() if decode}
@@ -126,7 +136,8 @@ class Decoder:
             known: the extensions of all samples.
             fields: the names of fields that are no extensions.
         """
-        names = {*fields, *(name for extension in known for name in _spellings(extension))}
+        plain = {*known, *(extension.removesuffix(".gz") for extension in known)}
+        names = {*fields, *plain, *map(last_part, plain)}
         if not names.isdisjoint(IMAGE_TYPES):
             names.add(ANY_IMAGE)
         if not names.isdisjoint(self._required):
@@ -143,8 +154,21 @@ class Decoder:
         """Return how the members of a field are decoded that have an extension, in any case."""
         step = self._steps.get((field, extension))
         if step is None:
-            step = self._steps[field, extension] = self._resolved(field, extension.lower())
+            name, layers, function = extension.lower(), 0, None
+            while not self.is_raw:
+                is_zipped = name.endswith(".gz") and len(name) > 3
+                function = self._function(name, "" if is_zipped else field)
+                if function is not None or not is_zipped:
+                    break
+                name, layers = name[:-3], layers + 1
+            step = self._steps[field, extension] = Step(function or bytes, layers)
         return step
+
+    def _function(self, name: str, field: str) -> Callable[..., Any] | None:
+        """Return what decodes an extension, or any member of a field; ``None`` if members stay bytes."""
+        known, kind = self._functions, last_part(name)
+        function = known.get(name) or known.get(kind) or media_decoder(self._form, kind) or known.get(field)
+        return function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
 
     def __call__(
         self,
@@ -171,47 +195,25 @@ class Decoder:
         step, unpacked = self.step(field, extension), data
         try:
             for layer in range(1, step.layers + 1):
-                unpacked = (unzip or _unzip)(bytes(unpacked), layer, EXPANSION_LIMIT)
+                if unzip is None:
+                    from wdsdist.storage import compression
+
+                    unpacked = compression.unzip(bytes(unpacked), EXPANSION_LIMIT)
+                else:
+                    unpacked = unzip(bytes(unpacked), layer, EXPANSION_LIMIT)
             return step(unpacked, seed, part)
-        except SampleError:
+        except (SampleError, ExtraMissingError):
             raise
         except Exception as error:
-            # A name for the new error would hold its traceback, and with it the data, in a cycle.
-            raise _decode_error(extension.lower(), data, error) from error
-
-    def _resolved(self, field: str, name: str) -> Step:
-        layers = 0
-        function = None
-        while not self.is_raw:
-            is_zipped = name.endswith(".gz") and len(name) > 3
-            function = self._find(name, "" if is_zipped else field)
-            if function is not None or not is_zipped:
-                break
-            name, layers = name[:-3], layers + 1
-        known: Callable[..., Any] = function or bytes
-        reads_views = getattr(known, "reads_views", False)
-        return Step(known, layers, reads_views, is_marked=is_seeded(known) or is_parted(known))
-
-    def _find(self, name: str, field: str = "") -> Callable[..., Any] | None:
-        kind = last_part(name)
-        function = self._functions.get(name) or self._functions.get(kind)
-        if function is None and self._is_mapping:
-            return self._functions.get(field) or (self._functions.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
-        if function is None and self._form == _AUDIO and kind in AUDIO_TYPES:
-            return load_late("audio")  # type: ignore[no-any-return]
-        if function is None and self._form in IMAGE_FORMS and kind in IMAGE_TYPES:
-            return load_late("image")(self._form)  # type: ignore[no-any-return]
-        return function
+            name = extension.lower()
+            if isinstance(error, ImportError):
+                message = f"decoding {name!r} needs a package: pip install {missing_package(error)!r}"
+            else:
+                message = f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}"
+            raise SampleError(message) from error
 
 
-def _decode_error(name: str, data: Buffer, error: Exception) -> SampleError:
-    """Return the error of a member that does not decode: each decoder raises errors of its own."""
-    if isinstance(error, ImportError):
-        return SampleError(f"decoding {name!r} needs a package: pip install {missing_package(error)!r}")
-    return SampleError(f"{len(data):,} bytes do not decode as {name!r}: {type(error).__name__}: {error}")
-
-
-def _function(extension: object, what: Any) -> Callable[..., Any]:
+def _checked(extension: object, what: Any) -> Callable[..., Any]:
     if isinstance(extension, str):
         if isinstance(what, (np.dtype, torch.dtype)) or (isinstance(what, type) and issubclass(what, np.generic)):
             return RawArray.of(extension, what)
@@ -223,18 +225,8 @@ def _function(extension: object, what: Any) -> Callable[..., Any]:
     )
 
 
-def _spellings(extension: str) -> Iterator[str]:
-    """Yield the names by which a mapping decodes members: the extension, its last part, and both without ``.gz``."""
-    while extension:
-        yield extension
-        yield last_part(extension)
-        extension = extension[:-3] if extension.endswith(".gz") else ""
-
-
-def _unzip(data: bytes, layer: int, most: int) -> bytes:
-    from wdsdist.storage import compression
-
-    return compression.unzip(data, most)
+RAW: Final = Decoder(None)
+"""Leaves members as they are."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,8 @@ walking; G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number Ge
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -63,10 +65,9 @@ def permute(positions: npt.ArrayLike, n: npt.ArrayLike, keys: npt.ArrayLike) -> 
         np.asarray(positions, np.int64), np.asarray(n, np.int64), np.asarray(keys, np.uint64)
     )
     small = size <= _SMALL
-    if small.all():
-        return _rank_of_hash(position, size, key)
-    if not small.any():
-        return _feistel(position, size, key)
+    if position.size and not small.any():
+        is_one = size[0] <= min(8192, 4 * size.size) and bool((size == size[0]).all() and (key == key[0]).all())
+        return _table(int(size[0]), int(key[0]))[position] if is_one else _feistel(position, size, key)
     out = np.empty(position.shape, np.int64)
     for part, method in ((small, _rank_of_hash), (~small, _feistel)):
         out[part] = method(position[part], size[part], key[part])
@@ -96,9 +97,7 @@ def torch_randperm(n: int, seed: int) -> Int64s:
 
 def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Order ``range(size)`` by hashes: element ``position`` goes to the rank of its hash. Exactly uniform."""
-    if not position.size:
-        return position.copy()
-    elements = np.arange(int(size.max()))
+    elements = np.arange(int(size.max(initial=0)))
     hashes = _finalise_all(key[:, None] + _finalise_all((elements + 1).astype(np.uint64)))
     own = np.take_along_axis(hashes, position[:, None], axis=1)
     # Equal hashes, once in 2**58, are ordered by element so that the answer stays a bijection.
@@ -107,36 +106,36 @@ def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     return ranks
 
 
+@functools.lru_cache(maxsize=4)
+def _table(size: int, key: int) -> Int64s:  # such as the blocks of the first window of a lane
+    return _feistel(np.arange(size), np.full(size, size), np.full(size, key, np.uint64))
+
+
 def _feistel(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Encrypt within the least power of two that holds ``range(size)``, again while the answer is outside."""
     # frexp counts bits exactly; a logarithm rounds, and loses an element just above a power of two.
     bits = np.frexp((size - 1).astype(np.float64))[1].astype(np.uint64)
-    low = bits // np.uint64(2)
-    shifts = np.uint64(64) - (bits - low), np.uint64(64) - low  # the high part has the odd bit
-    out = position.astype(np.uint64)
+    out, limit = position.astype(np.uint64), size.astype(np.uint64)
     outside = np.arange(len(out))
-    limit = size.astype(np.uint64)
     while len(outside):
-        some = _encrypt(out[outside], low[outside], (shifts[0][outside], shifts[1][outside]), key[outside])
-        out[outside] = some
+        out[outside] = some = _encrypt(out[outside], bits[outside], key[outside])
         outside = outside[some >= limit[outside]]
     return out.astype(np.int64)
 
 
-def _encrypt(words: Uint64s, low: Uint64s, shifts: tuple[Uint64s, Uint64s], key: Uint64s) -> Uint64s:
+def _encrypt(words: Uint64s, bits: Uint64s, key: Uint64s) -> Uint64s:
     """One pass of an alternating Feistel network: each round changes one part by a hash of the other."""
+    low = bits // np.uint64(2)
+    shifts = np.uint64(64) - (bits - low), np.uint64(64) - low  # the high part has the odd bit
     halves: list[Uint64s] = [words >> low, words & ((np.uint64(1) << low) - np.uint64(1))]
     for number in range(_ROUNDS):
         changed = number % 2
-        mixed = (halves[1 - changed] ^ _round_key(key, number)) * np.uint64(_MULTIPLIERS[0])
+        word = key + np.uint64((number + 1) * _GOLDEN & _MASK)
+        round_key = (word ^ (word >> np.uint64(29))) * np.uint64(_MULTIPLIERS[1])
+        mixed = (halves[1 - changed] ^ round_key) * np.uint64(_MULTIPLIERS[0])
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(_MULTIPLIERS[1])
         halves[changed] = halves[changed] ^ (mixed >> shifts[changed])
     return (halves[0] << low) | halves[1]
-
-
-def _round_key(key: Uint64s, number: int) -> Uint64s:
-    word = key + np.uint64((number + 1) * _GOLDEN & _MASK)
-    return (word ^ (word >> np.uint64(29))) * np.uint64(_MULTIPLIERS[1])
 
 
 def _finalise(word: int) -> int:

@@ -58,38 +58,38 @@ def index(
     allow_elsewhere: bool = False,
     progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Manifest:
-    """Index tars of other tools: write an index beside each, and ``index.json`` in their folder.
+    """Index tars by other tools: write an index next to each tar, and ``index.json`` in their folder.
 
-    Remote tars whose members are large are indexed by reading their headers only, and have no digest then; others
-    are streamed once. Compressed tars are decompressed into a temporary file, one for each worker. The members of a
-    sample may be scattered over its tar: they are read where they lie, and a warning says so.
+    If remote tars have large members, only their headers are read, and they have no digest; other remote tars are
+    streamed once. Each worker decompresses compressed tars into a temporary file. If the members of a sample are
+    scattered over its tar, they are read in place, and a warning says so.
 
     Args:
         shards: a folder or URL, one tar, a pattern or a list of tars, as `wdsdist.open` takes them, all in one folder.
-        output: another local folder for the indexes and the ``index.json``, which then names the tars by their full
-            paths or URLs: for shards in places that cannot be written, or in several folders. Open the data set by
-            this folder, with ``allow_elsewhere=True``.
+        output: another local folder for the indexes and the ``index.json``, which then names the tars by full paths or
+            URLs: for shards in read-only places or in several folders. Open the data set by this folder, with
+            ``allow_elsewhere=True``.
         name: write ``index-NAME.json`` instead of ``index.json``, so that a folder holds several data sets, such as
             splits. Open the data set by this file.
-        key: the key rule, where the base names of members are cut into keys and extensions: ``"first-dot"``, the
-            convention; ``"last-dot"``; or a regular expression of the key, up to a dot. Another rule than the first dot
-            is noted in the indexes.
+        key: the key rule, which cuts base names of members into keys and extensions: ``"first-dot"``, the convention;
+            ``"last-dot"``; or a regular expression of the key, up to a dot. The indexes record any rule other than the
+            first dot.
         on_error: ``"raise"`` stops at the first tar that cannot be read without losing samples; ``"skip"`` leaves out
-            what readers could not tell apart, such as a sample with the same member twice, and tars that are damaged.
-            Each is listed with its reason in ``index-report.jsonl``; ``manifest.extra["left_out"]`` is their number.
-        workers: how many shards are read at once; by default one for each core, or 16 of a remote store.
+            ambiguous samples, such as a sample with the same member twice, and damaged tars. ``index-report.jsonl``
+            lists each with its reason; ``manifest.extra["left_out"]`` is their number.
+        workers: how many shards are read at once; by default one per core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
-        allow_elsewhere: let a list of shards in a file name what lies outside its folder.
-        progress: called with a `ShardsProgress` before the first shard and after each.
+        allow_elsewhere: let a list of shards in a file name shards outside its folder.
+        progress: called with a `ShardsProgress` before the first shard and after each shard.
 
     Returns the manifest. If anything is raised, no ``index.json`` is written. Tars without a single sample are
     indexed with a warning.
 
     Raises:
         ShardDamagedError: a tar cannot be read without losing samples.
-        NotFoundError: a tar does not exist, a folder holds none, or holds shards whose packing was cut off.
-        IndexFormatError: a tar has a name that no index.json may hold, such as one with a control character; or the
-            tars lie in several folders, or one is named twice.
+        NotFoundError: a tar does not exist, or a folder holds no tars, or shards of an interrupted packing.
+        IndexFormatError: a tar has a name that an index.json cannot hold, such as one with a control character; or the
+            tars are in several folders, or a tar is named twice.
         DestinationExistsError: the folder has an ``index.json`` of other tars.
         DestinationError: the indexes cannot be written.
         StorageError: a store cannot be read.

@@ -48,23 +48,23 @@ def open(  # noqa: A001
             (``.nv-meta``) or wids (``wids-meta.json``), which are checked when shards are opened; the path or URL of an
             ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or a glob; ``a.tar::b.tar``;
             ``@list.txt``, a file of names; a list of these; a view that `Manifest.save` wrote; or a `Manifest`. Local
-            tars named one by one need no ``index.json``: those without an index are scanned once.
+            tars that are named individually need no ``index.json``: tars without an index are scanned once.
         storage_options: passed to fsspec for the stores that ``shards`` names. Shards that the index lists at another
-            host, bucket or scheme are read without. A mapping from stores to options, such as
-            ``{"s3://bucket": {"anon": True}}``, says of each store what it gets.
+            host, bucket or scheme are read without options. A mapping such as ``{"s3://bucket": {"anon": True}}`` sets
+            the options of each store.
         download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
             retried until 30 seconds after the first failure.
         stage: copy local shards into the cache too, as for a slow mount.
         allow_elsewhere: let the ``index.json`` or a list name shards outside its own folder: on other hosts, in other
-            buckets, by absolute paths or ``..``. Look at what it names before. What `wdsdist.index` wrote with
-            ``output=`` names such shards.
-        generation: of a data set that has grown: 1 is what was packed first, the last one what it is now.
+            buckets, by absolute paths or ``..``. Check these names first. An index that `wdsdist.index` wrote with
+            ``output=`` needs this.
+        generation: for a data set that has grown, the number of the generation: 1 is the first one; by default the last
+            one.
         key: the key rule of tars without an index, as `wdsdist.index` takes it.
 
     Raises:
         NotFoundError: a folder without ``index.json``, or a tar that does not exist.
-        IndexFormatError: an index that is damaged, or an ``index.json`` with an entry that cannot be right or lies
-            elsewhere.
+        IndexFormatError: a damaged index, or an ``index.json`` with an entry that is invalid or lies elsewhere.
         ShardDamagedError: a tar without an index that cannot be read without losing samples.
         ArgumentError: the names in tars without an index do not fit the key rule.
     """

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,16 @@ import numpy.typing as npt
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
-from wdsdist.samples.images.header import UPRIGHT, image_orientation, is_turned, jpeg_orientation, upright
-from wdsdist.samples.images.limits import check_max_pixels, check_size, opened
+from wdsdist.samples.images.header import (
+    UPRIGHT,
+    check_max_pixels,
+    check_size,
+    image_orientation,
+    is_turned,
+    jpeg_orientation,
+    opened,
+    upright,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,38 +58,96 @@ _MOST_PADDING = 16
 """Cameras and some encoders put a few bytes before the end of a whole image; a damaged one leaves more."""
 
 
-class JpegHeader(NamedTuple):
-    """Size, color space and orientation from the header of a JPEG that simplejpeg can read."""
+class EncodedImage:
+    """An encoded image: its size by its header, and its pixels once the needed size is known.
 
-    width: int
-    """Image width in pixels as stored, before EXIF orientation; so is the height."""
-    height: int
-    space: str
-    """Its colour space."""
-    turn: int
-    """Its orientation."""
+    simplejpeg reads the JPEGs that it can read, Pillow all other images.
+
+    Raises `SampleError` for bytes that are no image, and for an image of more than ``max_pixels``.
+    """
+
+    __slots__ = ("_data", "_jpeg", "_max_pixels")
+
+    def __init__(self, data: Encoded, max_pixels: int) -> None:
+        self._data, self._max_pixels = data, max_pixels
+        self._jpeg: tuple[int, int, int] | None = None
+        """Width and height as stored, and orientation, of a JPEG that simplejpeg reads."""
+        turbo = _optional("simplejpeg")
+        if turbo is None or data[:3] != _JPEG:
+            return
+        with suppress(ValueError):  # odd, or cut short: Pillow reads it or says why not
+            height, width, space, _ = turbo.decode_jpeg_header(data)
+            if space in _TURBO_READS:
+                self._jpeg = width, height, jpeg_orientation(data)
+        if self._jpeg is not None:
+            check_size(width, height, max_pixels)
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of the image once it is upright."""
-        return (self.height, self.width) if is_turned(self.turn) else (self.width, self.height)
+        if self._jpeg is not None:
+            width, height, turn = self._jpeg
+        else:
+            with opened(self._data, self._max_pixels) as image:
+                (width, height), turn = image.size, image_orientation(image)
+        return (height, width) if is_turned(turn) else (width, height)
+
+    def pixels(self, min_width: int = 0, min_height: int = 0) -> Pixels:
+        """Return the upright pixels, [height, width, 3], of the smallest scale with so many of them."""
+        pixels = self._turbo_pixels(min_width, min_height)
+        if pixels is not None:
+            return pixels
+        with opened(self._data, self._max_pixels) as image:
+            turn = image_orientation(image)
+            scale = _scale(*image.size, turn, min_width, min_height)
+            if scale > 1:  # has an effect on JPEGs only
+                image.draft("RGB", (image.width // scale, image.height // scale))
+            # A copy: Pillow's own array cannot be written to, and torch warns of that.
+            return upright(np.array(converted(image)), turn)
+
+    def pillow(self) -> Image.Image:
+        """Return the upright image as Pillow's, in RGB, with its metadata."""
+        from PIL import Image, ImageOps
+
+        pixels = self._turbo_pixels(0, 0)
+        with opened(self._data, self._max_pixels) as image:
+            if image_orientation(image) != UPRIGHT:
+                return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
+            if pixels is None:
+                return converted(image)
+            decoded = Image.fromarray(pixels)
+            decoded.info = image.info  # EXIF, resolution and colour profile
+            return decoded
+
+    def _turbo_pixels(self, min_width: int, min_height: int) -> Pixels | None:
+        """Decode a JPEG with simplejpeg; return ``None`` for an image that Pillow must decode."""
+        if self._jpeg is None:
+            return None
+        data, (width, height, turn) = self._data, self._jpeg
+        scale = _scale(width, height, turn, min_width, min_height)
+        arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
+        turbo: Any = _optional("simplejpeg")
+        try:
+            pixels: Pixels = turbo.decode_jpeg(data, **arguments)
+        except ValueError as error:
+            padding = _PADDING.fullmatch(str(error))
+            if padding is not None and int(padding[1]) <= _MOST_PADDING:
+                pixels = turbo.decode_jpeg(data, **arguments, strict=False)
+            elif _DAMAGE.search(str(error)):  # Pillow would return the image with its rest in grey
+                raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
+            else:
+                return None
+        return upright(pixels, turn)
 
 
-def decode_rgb(
-    data: Encoded,
-    *,
-    min_width: int = 0,
-    min_height: int = 0,
-    max_pixels: int | None = None,
-    header: JpegHeader | None = None,
-) -> Pixels:
+def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:
     """Return an image's colours as a uint8 array [height, width, 3] that can be written to.
 
     Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
     at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s, ``width``
     pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the full image.
     Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
-    upright, and the sizes are its upright sizes. ``header`` is the header of a JPEG, if it was read before.
+    upright, and the sizes are its upright sizes.
 
     Raises `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the decoder
     can tell, and for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
@@ -88,10 +155,8 @@ def decode_rgb(
     >>> decode_rgb(b"P5 3 2 255 " + bytes(6)).shape
     (2, 3, 3)
     """
-    at_least = (check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0))
-    most = check_max_pixels(max_pixels)
-    pixels = _turbo(data, most, at_least, header)
-    return _pillow_pixels(data, most, at_least) if pixels is None else pixels
+    sizes = check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0)
+    return EncodedImage(data, check_max_pixels(max_pixels)).pixels(*sizes)
 
 
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
@@ -102,13 +167,7 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
     >>> image_size(b"P5 3 2 255 " + bytes(6))
     (3, 2)
     """
-    most = check_max_pixels(max_pixels)
-    header = jpeg_header(data, most)
-    if header is not None:
-        return header.size
-    with opened(data, most) as image:
-        width, height = image.size
-        return (height, width) if is_turned(image_orientation(image)) else (width, height)
+    return EncodedImage(data, check_max_pixels(max_pixels)).size
 
 
 def opencv() -> ModuleType | None:
@@ -132,17 +191,17 @@ class DecodeImage:
     """Decode an image in one of the forms that webdataset names.
 
     ``"rgb8"`` gives uint8 arrays [height, width, 3], ``"rgb"`` float32 arrays from 0 to 1, ``"torchrgb8"`` and
-    ``"torchrgb"`` such tensors [3, height, width], ``"pil"`` and ``"pilrgb"`` images of Pillow in RGB. Arrays can be
-    written to. ``decode="rgb8"`` decodes all images so; name the class to change its limit, as in
+    ``"torchrgb"`` the same as tensors [3, height, width], and ``"pil"`` and ``"pilrgb"`` give Pillow images in RGB.
+    Arrays are writable. ``decode="rgb8"`` decodes all images in this form; use the class to change its limit, as in
     ``decode={"image": DecodeImage("rgb8", max_pixels=10**9)}``.
 
     Args:
         form: the form of the decoded image.
-        max_pixels: the most pixels of an image, by default 89,478,485; a larger one is an error before memory is taken
-            for it.
+        max_pixels: the most pixels of an image, by default 89,478,485; a larger image is an error, raised before memory
+            is allocated.
 
     Raises `ArgumentError` for a form that does not exist; when called, `SampleError` for bytes that are no image, and
-    for an image that is damaged, cut short or too large.
+    for an image that is damaged, truncated or too large.
 
     >>> DecodeImage("rgb8")(b"P6 2 1 255 " + bytes([1, 2, 3, 4, 5, 6])).tolist()
     [[[1, 2, 3], [4, 5, 6]]]
@@ -160,11 +219,10 @@ class DecodeImage:
 
     def __call__(self, data: Encoded) -> Any:
         kind, as_float = _FORMS[self.form]
-        pixels = _turbo(data, self._max_pixels)
+        image = EncodedImage(data, self._max_pixels)
         if kind == "pil":
-            return _pillow_image(data, self._max_pixels, pixels)
-        if pixels is None:
-            pixels = _pillow_pixels(data, self._max_pixels)
+            return image.pillow()
+        pixels = image.pixels()
         if kind == "torch":
             tensor = _channels_first(pixels)
             return tensor / 255 if as_float else tensor
@@ -173,29 +231,6 @@ class DecodeImage:
         values = pixels.astype(np.float32)
         values /= 255
         return values
-
-
-def _pillow_image(data: Encoded, max_pixels: int, pixels: Pixels | None) -> Image.Image:
-    from PIL import Image, ImageOps
-
-    with opened(data, max_pixels) as image:
-        if image_orientation(image) != UPRIGHT:
-            return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
-        if pixels is None:
-            return converted(image)
-        decoded = Image.fromarray(pixels)
-        decoded.info = image.info  # EXIF, resolution and colour profile
-        return decoded
-
-
-def _pillow_pixels(data: Encoded, max_pixels: int, at_least: tuple[int, int] = (0, 0)) -> Pixels:
-    with opened(data, max_pixels) as image:
-        turn = image_orientation(image)
-        scale = _scale(*image.size, at_least[::-1] if is_turned(turn) else at_least)
-        if scale > 1:  # has an effect on JPEGs only
-            image.draft("RGB", (image.width // scale, image.height // scale))
-        # A copy: Pillow's own array cannot be written to, and torch warns of that.
-        return upright(np.array(converted(image)), turn)
 
 
 def converted(image: Image.Image) -> Image.Image:
@@ -225,52 +260,14 @@ def _channels_first(pixels: Pixels) -> Any:
     return torch.from_numpy(planes)
 
 
-def _turbo(
-    data: Encoded, max_pixels: int, at_least: tuple[int, int] = (0, 0), header: JpegHeader | None = None
-) -> Pixels | None:
-    """Decode a JPEG with simplejpeg; return ``None`` for an image that Pillow must decode."""
-    header = header or jpeg_header(data, max_pixels)
-    if header is None or header.space not in _TURBO_READS:
-        return None
-    width, height, _, turn = header
-    scale = _scale(width, height, at_least[::-1] if is_turned(turn) else at_least)
-    arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
-    turbo: Any = _optional("simplejpeg")
-    try:
-        pixels: Pixels = turbo.decode_jpeg(data, **arguments)
-    except ValueError as error:
-        padding = _PADDING.fullmatch(str(error))
-        if padding is not None and int(padding[1]) <= _MOST_PADDING:
-            pixels = turbo.decode_jpeg(data, **arguments, strict=False)
-        elif _DAMAGE.search(str(error)):  # Pillow would return the image with its rest in grey
-            raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
-        else:
-            return None
-    return upright(pixels, turn)
-
-
-def jpeg_header(data: Encoded, max_pixels: int) -> JpegHeader | None:
-    """Return the header of a JPEG that simplejpeg can read; None for everything else.
-
-    Raises `SampleError` for one of more than ``max_pixels``.
-    """
-    turbo = _optional("simplejpeg")
-    if turbo is None or data[:3] != _JPEG:
-        return None
-    try:
-        height, width, space, _ = turbo.decode_jpeg_header(data)
-    except ValueError:  # odd, or cut short: Pillow reads it or says why not
-        return None
-    check_size(width, height, max_pixels)
-    return JpegHeader(width, height, space, jpeg_orientation(data))
-
-
-def _scale(width: int, height: int, at_least: tuple[int, int]) -> int:
-    """Return the factor by which the size may be divided while decoding."""
-    if not any(at_least):
+def _scale(width: int, height: int, turn: int, min_width: int, min_height: int) -> int:
+    """Return the factor by which the size may be divided while decoding; the least sizes are upright."""
+    if not min_width and not min_height:
         return 1
+    if is_turned(turn):
+        min_width, min_height = min_height, min_width
     for scale in _SCALES:
-        fits = -(-width // scale) >= at_least[0] and -(-height // scale) >= at_least[1]
+        fits = -(-width // scale) >= min_width and -(-height // scale) >= min_height
         if fits and min(width, height) >= scale:
             return scale
     return 1

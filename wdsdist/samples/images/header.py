@@ -1,7 +1,7 @@
-"""Headers of images: their size and EXIF orientation without their pixels, and pixels turned upright.
+"""Headers of images: the limit on their pixels, checked before memory is taken, and their EXIF orientation.
 
-The first bytes tell the format, whatever the extension is. `Head` holds the bytes that were read so far, so that as
-little of a remote shard is fetched as the format allows.
+A few kilobytes can declare gigabytes of pixels. All decoders have one limit: simplejpeg, Pillow, and packing that makes
+images smaller.
 
 Source of the orientation: Exif 2.32, 4.6.4: the tag ``Orientation`` of the first directory tells where the first row
 and column belong.
@@ -9,29 +9,88 @@ and column belong.
 
 from __future__ import annotations
 
+import io
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.extras import extra
+from wdsdist._util.validation import check_integer
+from wdsdist.errors import SampleError
+
 if TYPE_CHECKING:
     from PIL import Image
 
 UPRIGHT = 1
-EXIF_PREFIX = b"Exif\0\0"
-"""The first bytes of EXIF data in a JPEG."""
+MAX_PIXELS = 2**28 // 3
+"""The default of ``max_pixels=``, 89,478,485: a quarter of a gibibyte as RGB. Pillow warns of larger images."""
 
+_EXIF = b"Exif\0\0"
 _TAG, _SHORT = 0x0112, 3
 _APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
 _TURNED = 5
 """From this orientation on, rows of the file are columns of the image."""
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 
 
-_NO_SIZE = {0xC4, 0xC8, 0xCC}  # markers of JPEG among those from 0xC0 to 0xCF that begin no frame
-_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
+def check_max_pixels(max_pixels: int | None) -> int:
+    """Return ``max_pixels=``, or its default. Raises `ArgumentError` for less than 1."""
+    return MAX_PIXELS if max_pixels is None else check_integer("max_pixels", max_pixels, 1)
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raise `SampleError` for an image of more pixels than the limit."""
+    if width * height > max_pixels:
+        raise SampleError(
+            f"an image has {width:,} x {height:,} pixels, more than max_pixels, {max_pixels:,}: raise max_pixels of "
+            f"DecodeImage, or of the crop that decodes it, if you trust the data"
+        )
+
+
+@contextmanager
+def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
+    """Open an image with Pillow, which reads its header; whatever is raised until the block ends is a `SampleError`.
+
+    If ``max_pixels`` is above Pillow's own limit, that limit is raised to it in this process.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            check_size(*image.size, max_pixels)
+            _check_tiles(image, max_pixels)
+            if image.format == "EPS":
+                raise SampleError("it is PostScript, a program, which is not run: convert it to PNG")
+            if image.format == "PNG" and "exif" not in image.info and re.search(b"eXIf", data):
+                image.load()  # its EXIF data stands behind the pixels
+            yield image
+    except SampleError:
+        raise
+    except UnidentifiedImageError as error:
+        kinds = "of a format that Pillow reads" if formats is None else f"in {', '.join(formats)}"
+        raise SampleError(f"{len(data):,} bytes are no image {kinds}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise SampleError(
+            f"an image has more pixels than max_pixels, {max_pixels:,} ({error}): raise max_pixels if you trust the "
+            f"data"
+        ) from error
+    except Exception as error:  # each of Pillow's formats has its own errors
+        raise SampleError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _check_tiles(image: Image.Image, max_pixels: int) -> None:
+    """Refuse a TIFF whose tiles are too large: each is decoded as a whole, however little of it the image shows."""
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        check_size(tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0), max_pixels)
 
 
 class ShortError(Exception):
@@ -65,83 +124,20 @@ class Head:
 
 
 def image_size(head: Head) -> tuple[int, int]:
-    """Return (width, height) of a JPEG, PNG or WebP as it is shown: turned as its EXIF orientation says.
+    """Return (width, height) of an image once it is upright.
 
-    Raises ``ValueError`` for anything else.
+    Raises `ShortError` if its header is longer than the bytes read so far, and ``ValueError`` for anything else than an
+    image.
     """
-    start = head(0, min(16, head.size))
-    if start.startswith(b"\xff\xd8"):
-        width, height, orientation = _jpeg(head)
-    elif start.startswith(b"\x89PNG\r\n\x1a\n"):
-        width, height, orientation = _png(head)
-    elif start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        width, height, orientation = _webp(head)
-    else:
-        raise ValueError("it is no JPEG, PNG or WebP")
-    if not (0 < width < 2**31 and 0 < height < 2**31):
-        raise ValueError(f"its header says {width} x {height} pixels")
-    return (height, width) if is_turned(orientation) else (width, height)
+    extra("PIL", "images", "the size of images")
+    from wdsdist.samples.images import decode
 
-
-def _jpeg(head: Head) -> tuple[int, int, int]:
-    offset, orientation = 2, 1
-    while True:
-        mark, kind = head(offset, offset + 2)
-        if mark != 0xFF:
-            raise ValueError(f"it is a damaged JPEG: there is no marker at byte {offset:,}")
-        if kind == 0xFF or kind in _ALONE:  # a byte of padding
-            offset += 1 if kind == 0xFF else 2
-            continue
-        if kind in (0xD9, 0xDA):
-            raise ValueError("it is a JPEG without the size of its image")
-        length = int.from_bytes(head(offset + 2, offset + 4), "big")
-        if 0xC0 <= kind <= 0xCF and kind not in _NO_SIZE:
-            height, width = struct.unpack(">HH", head(offset + 5, offset + 9))
-            return width, height, orientation
-        if kind == 0xE1 and length > 8 and head(offset + 4, offset + 10) == EXIF_PREFIX:
-            orientation = read_exif(head, offset + 10, offset + 2 + length)
-        offset += 2 + max(length, 2)
-
-
-def _png(head: Head) -> tuple[int, int, int]:
-    if head(12, 16) != b"IHDR":
-        raise ValueError("it is a damaged PNG: it does not begin with its header")
-    width, height = struct.unpack(">II", head(16, 24))
-    offset, orientation = 33, 1
-    while offset + 8 <= head.size:
-        length, kind = struct.unpack(">I4s", head(offset, offset + 8))
-        if kind == b"eXIf":
-            orientation = read_exif(head, offset + 8, offset + 8 + length)
-        if kind in (b"IDAT", b"IEND", b"eXIf"):
-            break
-        offset += 12 + length
-    return width, height, orientation
-
-
-def _webp(head: Head) -> tuple[int, int, int]:
-    kind = head(12, 16)
-    if kind == b"VP8 ":
-        if head(23, 26) != b"\x9d\x01\x2a":
-            raise ValueError("it is a damaged WebP: its first frame has no start code")
-        width, height = struct.unpack("<HH", head(26, 30))
-        return width & 0x3FFF, height & 0x3FFF, 1
-    if kind == b"VP8L":
-        if head(20, 21) != b"\x2f":
-            raise ValueError("it is a damaged WebP: its image has no signature")
-        sizes = int.from_bytes(head(21, 25), "little")
-        return (sizes & 0x3FFF) + 1, (sizes >> 14 & 0x3FFF) + 1, 1
-    if kind != b"VP8X":
-        raise ValueError("it is a damaged WebP: it begins with no image")
-    flags = head(20, 21)[0]
-    width, height = (int.from_bytes(head(at, at + 3), "little") + 1 for at in (24, 27))
-    offset, orientation = 30, 1
-    while flags & 0x08 and offset + 8 <= head.size:  # EXIF data stands behind the image
-        kind, length = struct.unpack("<4sI", head(offset, offset + 8))
-        if kind == b"EXIF":
-            orientation = read_exif(head, offset + 8, offset + 8 + length)
-            break
-        offset += 8 + length + length % 2
-    return width, height, orientation
+    try:
+        return decode.image_size(head.data)
+    except SampleError:
+        if len(head.data) < head.size:
+            raise ShortError(len(head.data) + 1) from None
+        raise
 
 
 def is_turned(orientation: int) -> bool:
@@ -149,29 +145,22 @@ def is_turned(orientation: int) -> bool:
     return orientation >= _TURNED
 
 
-def read_exif(read: Callable[[int, int], bytes], start: int, stop: int) -> int:
+def exif_orientation(data: bytes) -> int:
     """Return the orientation in EXIF data, 1 to 8; 1 if it has none.
 
-    Args:
-        read: returns the bytes of the file from one offset up to another.
-        start: of the data, which may begin with `EXIF_PREFIX`.
-        stop: the end of the data.
-
-    >>> data = b"II*\\0\\x08\\0\\0\\0\\x01\\0\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0"
-    >>> read_exif(lambda first, last: data[first:last], 0, len(data))
+    >>> exif_orientation(b"Exif\\0\\0II*\\0\\x08\\0\\0\\0\\x01\\0\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0")
     6
     """
+    data = data.removeprefix(_EXIF)
     try:
-        if stop - start > len(EXIF_PREFIX) and read(start, start + len(EXIF_PREFIX)) == EXIF_PREFIX:
-            start += len(EXIF_PREFIX)
-        order = {b"II": "<", b"MM": ">"}[read(start, start + 2)]
-        first = start + struct.unpack(f"{order}I", read(start + 4, start + 8))[0]
-        (count,) = struct.unpack(f"{order}H", read(first, first + 2))
-        for offset in range(first + 2, min(first + 2 + 12 * count, stop - 9), 12):
-            tag, kind, _, value = struct.unpack(f"{order}HHIH", read(offset, offset + 10))
+        order = {b"II": "<", b"MM": ">"}[data[:2]]
+        (first,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, first)
+        for number in range(count):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", data, first + 2 + 12 * number)
             if tag == _TAG:
                 return int(value) if kind == _SHORT and 1 <= value <= 8 else UPRIGHT
-    except (struct.error, ValueError, KeyError):  # cut short, or of no known byte order
+    except (struct.error, KeyError):  # cut short, or of no known byte order
         pass
     return UPRIGHT
 
@@ -185,7 +174,7 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
     offset = 2
     while offset + 4 <= len(data) and data[offset] == 0xFF and _APP0 <= data[offset + 1] <= _APP15:
         length = data[offset + 2] << 8 | data[offset + 3]
-        if data[offset + 1] == _APP1 and data[offset + 4 : offset + 10] == EXIF_PREFIX:
+        if data[offset + 1] == _APP1 and data[offset + 4 : offset + 10] == _EXIF:
             return exif_orientation(bytes(data[offset + 4 : offset + 2 + length]))
         offset += 2 + length
     return UPRIGHT
@@ -195,11 +184,6 @@ def image_orientation(image: Image.Image) -> int:
     """Return the orientation that an image of Pillow asks for; Pillow itself turns a TIFF upright."""
     data = image.info.get("exif")
     return exif_orientation(data) if isinstance(data, bytes) and image.format != "TIFF" else UPRIGHT
-
-
-def exif_orientation(data: bytes) -> int:
-    """Return the orientation in EXIF data, 1 to 8; 1 if it has none."""
-    return read_exif(lambda start, stop: data[start:stop], 0, len(data))
 
 
 def upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.images.decode import Encoded, JpegHeader, Pixels, decode_rgb, image_size, jpeg_header, opencv
-from wdsdist.samples.images.limits import MAX_PIXELS, check_size
+from wdsdist.samples.images.decode import Encoded, EncodedImage, Pixels, opencv
+from wdsdist.samples.images.header import MAX_PIXELS, check_size
 
 if TYPE_CHECKING:
     import torch
@@ -73,30 +73,23 @@ class Source:
     (3, 2, (2, 3, 3))
     """
 
-    __slots__ = ("_data", "_header", "_max_pixels", "height", "width")
+    __slots__ = ("_image", "height", "width")
 
     def __init__(self, data: Any, max_pixels: int = MAX_PIXELS) -> None:
-        self._max_pixels = max_pixels
-        self._header: JpegHeader | None = None
-        self._data: Encoded | Pixels
-        if isinstance(data, (bytes, memoryview)) and data[:6] == NPY_MAGIC:
-            self._data = pixels = _within_npy(data, max_pixels)
-            self.height, self.width = pixels.shape[:2]
-        elif isinstance(data, (bytes, memoryview)):
-            self._data = data
-            self._header = jpeg_header(data, max_pixels)
-            size = self._header.size if self._header else image_size(data, max_pixels=max_pixels)
-            self.width, self.height = size
-        else:
-            self._data = pixels = _pixels_of(data)
-            self.height, self.width = pixels.shape[:2]
+        self._image: EncodedImage | Pixels
+        if isinstance(data, (bytes, memoryview)) and data[:6] != NPY_MAGIC:
+            self._image = EncodedImage(data, max_pixels)
+            self.width, self.height = self._image.size
+            return
+        is_file = isinstance(data, (bytes, memoryview))
+        self._image = _within_npy(data, max_pixels) if is_file else _pixels_of(data)
+        self.height, self.width = self._image.shape[:2]
 
     def decode(self, min_width: int, min_height: int) -> tuple[Pixels, int]:
         """Return pixels, and the factor by which their number was divided."""
-        if isinstance(self._data, np.ndarray):
-            return self._data, 1
-        at_least = {"min_width": min_width, "min_height": min_height}
-        pixels = decode_rgb(self._data, **at_least, max_pixels=self._max_pixels, header=self._header)
+        if isinstance(self._image, np.ndarray):
+            return self._image, 1
+        pixels = self._image.pixels(min_width, min_height)
         for scale in (1, 2, 4):
             if pixels.shape[:2] == (-(-self.height // scale), -(-self.width // scale)):
                 return pixels, scale
@@ -107,16 +100,11 @@ def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
     """Return the pixels in a ``.npy`` file, as a view of it."""
     start = npy_header_length(bytes(data[:NPY_PREFIX]))
     layout = npy_layout(bytes(data[:start])) if start <= len(data) else None
-    if layout is None:
-        raise SampleError(f"{len(data):,} bytes begin like a .npy file, but have no header: write the array again")
-    shape, size = layout.shape, len(data) - start
-    if layout.dtype != np.uint8 or layout.is_fortran or len(shape) != 3 or shape[2] != 3 or not size:
+    if layout is None or layout.num_bytes != len(data) - start:
+        raise SampleError(f"a .npy file of {len(data):,} bytes has another length than its header says")
+    shape = layout.shape
+    if layout.dtype != np.uint8 or layout.is_fortran or shape[2:] != (3,) or not layout.num_bytes:
         raise SampleError(f"a .npy file holds {layout.dtype} {list(shape)}: an image is uint8 [height, width, 3]")
-    if size != layout.num_bytes:
-        raise SampleError(
-            f"a .npy file declares {list(shape)}, {layout.num_bytes:,} bytes, but {size:,} follow its header: write "
-            f"the array again"
-        )
     check_size(shape[1], shape[0], max_pixels)
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 

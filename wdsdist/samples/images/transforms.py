@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from wdsdist._util.validation import as_number, check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.images.limits import check_max_pixels
+from wdsdist.samples.images.header import check_max_pixels
 from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
 from wdsdist.samples.marks import seeded
 
@@ -42,19 +42,19 @@ class Crop(NamedTuple):
 @seeded
 @dataclass(eq=False)
 class RandomResizedCrop:
-    """Cut a random part out of an image and resize it, the usual augmentation of image classification.
+    """Crop a random part of an image and resize it, the usual augmentation for image classification.
 
-    ``size`` is the side or (height, width) of the result in pixels. The part has a share of the area that is uniform
-    in ``scale``, and a ratio of width to height whose logarithm is uniform in ``ratio``; if ten drawn parts do not
-    fit, it is the largest central part with a ratio in the limits. With the chance ``flip`` it is mirrored. Encoded
-    images of more than ``max_pixels``, by default 89,478,485, are an error, raised before they are decoded.
+    ``size`` is the side or (height, width) of the result in pixels. The share of the area is uniform in ``scale``, and
+    the logarithm of the ratio of width to height is uniform in ``ratio``. If ten random parts do not fit, the crop is
+    the largest central part with a valid ratio. It is mirrored with probability ``flip``. An encoded image of more than
+    ``max_pixels``, by default 89,478,485, is an error, raised before decoding.
 
     Called with (data, seed), where data is an encoded image (bytes), a ``.npy`` file (bytes) of a uint8 array [height,
     width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height, width] with
     channels last in memory. The same data and seed give the same part anywhere. JPEGs are decoded at the smallest
-    sufficient scale, to whose pixels the part is then rounded. Resizing is OpenCV's bilinear one if OpenCV is
-    installed and the part is at most twice the result's size; otherwise it is torch's antialiased one, equal to
-    Pillow's except for rounding, and slower.
+    sufficient scale, and the part is rounded to its pixels. If OpenCV is installed and the part is at most twice the
+    size of the result, OpenCV's bilinear filter resizes it; otherwise torch's antialiased filter does, which equals
+    Pillow's except for rounding, and is slower.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
     are no image, or a damaged one.
@@ -86,7 +86,7 @@ class RandomResizedCrop:
         self._max_pixels = check_max_pixels(self.max_pixels)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:
-        """Return the part that ``seed`` takes of an image of the given size.
+        """Return the part that ``seed`` chooses from an image of the given size.
 
         >>> RandomResizedCrop(224).choose(500, 375, seed=7) == RandomResizedCrop(64).choose(500, 375, seed=7)
         True
@@ -121,17 +121,16 @@ class RandomResizedCrop:
 
 @dataclass(eq=False)
 class ResizeCenterCrop:
-    """Resize an image and cut out its centre, as evaluation does.
+    """Resize an image and crop its centre, as for evaluation.
 
-    The shorter side becomes ``resize`` pixels (256 for a ``size`` of 224, in proportion for others), and the central
-    part of ``size``, a side or (height, width), is kept. Encoded images of more than ``max_pixels``, by default
-    89,478,485, are an error, raised before they are decoded. Called with an encoded image, a ``.npy`` file of a uint8
+    The shorter side becomes ``resize`` pixels (256 for a ``size`` of 224, in proportion for other sizes), and the
+    central part of ``size``, a side or (height, width), is kept. An encoded image of more than ``max_pixels``, by
+    default 89,478,485, is an error, raised before decoding. Called with an encoded image, a ``.npy`` file of a uint8
     array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height,
     width] with channels last in memory.
 
-    Geometry and filter equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models
-    keep the accuracy they were published with; but a JPEG is decoded at the smallest sufficient scale, and only the
-    part that is kept is resized.
+    Geometry and filter equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models keep their
+    published accuracy; but a JPEG is decoded at the smallest sufficient scale, and only the kept part is resized.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
     are no image, or a damaged one.

@@ -24,15 +24,15 @@ Values = Iterable[Any] | str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Manifest(Listing):
-    """All shards of a data set, in order. Make one with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
+    """All shards of a data set, in order. Create a manifest with `wdsdist.open`, `wdsdist.index` or `wdsdist.pack`.
 
-    A *view* is a manifest too, made by `select`, `split` or `repeat`: of the same shards, with other sample counts.
+    A *view* is a manifest too, made by `select`, `split` or `repeat`: it has the same shards with other sample counts.
     The methods below import `wdsdist.curation` when they are called.
     """
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns: the free ones, then those that were added."""
+        """Names of the columns: first the built-in columns, then the added ones."""
         from wdsdist.curation import columns
 
         return tuple(columns.names(self))
@@ -44,11 +44,11 @@ class Manifest(Listing):
             name: ``"key"``, ``"shard"``, ``"bytes"``, ``"<ext>.bytes"``, or a column that was added.
 
         Returns:
-            [samples]: numbers as int64 or float64, truth values as bool, strings as objects. A missing value is NaN,
-            or ``None`` among strings; integers and truth values are then float64.
+            [samples]: numbers as int64 or float64, booleans as bool, strings as objects. A missing value is NaN, or
+            ``None`` for strings; integers and booleans are then float64.
 
         Raises:
-            ArgumentError: there is no such column; the message names the nearest.
+            ArgumentError: there is no such column; the message names the most similar one.
             IndexFormatError: its file is damaged, or belongs to other samples.
         """
         from wdsdist.curation import arrays, columns
@@ -69,27 +69,26 @@ class Manifest(Listing):
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[ShardsProgress], None] | None = None,
     ) -> Manifest:
-        """Add columns: values for each sample, kept in files beside ``index.json``; the shards stay as they are.
+        """Add columns, one value per sample, in files next to ``index.json``; the shards stay unchanged.
 
-        A call without columns refreshes those that were added, after the data set has grown.
+        After the data set has grown, a call without arguments refreshes the added columns.
 
         Args:
             fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
                 at a path in a JSON member.
-            probe: what headers say: ``"jpg.width"``, ``"npy.shape"``, ``"npy.tokens"``, ``"mp4.seconds"``, ...
-            join: tables (Parquet, Arrow, CSV, TSV, JSON Lines), a pattern, or a list of them, here or at a URL. They
-                fill the values that a column lacks.
-            on: the column by which rows are matched with samples; ``{"json.uid": "uid"}`` if it has another name in
-                the table.
-            only: the columns of the tables that are wanted.
-            replace: take the values of the tables for samples that have other values; without it that is an error.
-            output: a local folder for the columns, if the folder of the data cannot be written.
-            workers: processes that read shards; by default one for each core, or 16 threads for a remote store.
+            probe: values from headers: ``"jpg.width"``, ``"npy.shape"``, ``"npy.tokens"``, ``"mp4.seconds"``, ...
+            join: tables (Parquet, Arrow, CSV, TSV, JSON Lines), a pattern, or a list of them, as paths or URLs. They
+                fill in missing values of a column.
+            on: the column that matches rows with samples; ``{"json.uid": "uid"}`` if its name in the table differs.
+            only: the columns of the tables to add.
+            replace: overwrite values that differ from the tables; otherwise they are an error.
+            output: a local folder for the columns, if the folder of the data is read-only.
+            workers: processes that read shards; by default one per core, or 16 threads for a remote store.
             storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
             progress: called with a ``ShardsProgress`` before the first shard and after each.
 
         Returns:
-            This manifest, which has the columns now.
+            This manifest, with the new columns.
 
         Raises `ArgumentError` for an unknown form of name, or a table whose rows match no sample.
 
@@ -119,18 +118,18 @@ class Manifest(Listing):
         seed: int = 0,
         allow_empty: bool = False,
     ) -> Manifest:
-        """Choose samples; the shards stay as they are, and the view is used wherever a data set is.
+        """Choose samples, and return a view, which works wherever a data set does; the shards stay unchanged.
 
         Args:
             where: an SQL expression over columns, in double quotes, such as ``'"json.width" >= 256'``. A sample is
-                chosen where it is true; a missing value makes it neither true nor false.
-            keys: only samples whose value in the column ``on`` is among these: an iterable, or a file (a text file of
-                lines, JSON, JSON Lines, CSV, Parquet, ``.npy``, or a quarantine file).
-            exclude: no samples whose value is among these. A list of which no sample is found is an error.
-            on: the column that ``keys`` and ``exclude`` are compared with.
-            sample: of these, a random choice: a share below 1.0, or a number. It depends on the seed and the samples'
-                keys alone, so that a share of a data set that grows keeps what it had.
-            seed: of that choice.
+                chosen if it is true; a missing value makes it neither true nor false.
+            keys: only samples whose value in the column ``on`` is in this list: an iterable, or a file (lines of text,
+                JSON, JSON Lines, CSV, Parquet, ``.npy``, or a quarantine file).
+            exclude: no samples whose value is in this list. If no sample matches a list, that is an error.
+            on: the column to compare with ``keys`` and ``exclude``.
+            sample: a random choice of these samples: a share below 1.0, or a number. It depends only on the seed and
+                the keys, so a share of a data set that grows keeps its samples.
+            seed: the seed of ``sample``.
             allow_empty: return a view without samples rather than raise an error.
 
         Raises:
@@ -151,11 +150,11 @@ class Manifest(Listing):
     def split(
         self, *, by: str = "key", seed: int = 0, allow_empty: bool = False, **shares: float
     ) -> tuple[Manifest, ...]:
-        """Split the samples into views, by a hash of each sample's key, so that a sample keeps its side as data grows.
+        """Split the samples into views by a hash of their keys, so that a sample stays on its side as data grows.
 
         Args:
-            by: another column keeps samples with the same value together, such as all of a speaker or a document.
-            seed: of the hash.
+            by: a column whose equal values stay together, such as the samples of one speaker or document.
+            seed: the seed of the hash.
             allow_empty: return parts without samples rather than raise an error.
             shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
 
@@ -176,13 +175,12 @@ class Manifest(Listing):
         return choose.split(self, shares, by=by, seed=seed, allow_empty=allow_empty)
 
     def repeat(self, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
-        """Repeat samples: each as often as a column or an array says, or all alike; 0 leaves a sample out.
+        """Repeat each sample as often as a column, an array or a number says; 0 leaves it out.
 
         Args:
-            times: the name of a column of counts, an array with one for each sample, in their order, or a number. A
-                fraction is the share of samples that come once more: with 2.5, half of them come twice and half three
-                times.
-            seed: of the hash of keys that chooses these.
+            times: the name of a column of counts, an array with one count per sample, or a number for all. A fraction
+                is the share of samples that come once more: with 2.5, half of them come twice and half three times.
+            seed: the seed of the hash that chooses these samples.
             allow_empty: return a view without samples rather than raise an error.
 
         Raises:
@@ -198,20 +196,20 @@ class Manifest(Listing):
         return choose.repeat(self, times, seed=seed, allow_empty=allow_empty)
 
     def explode(self, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:
-        """Make the parts of each record samples of their own: the clips of a video, the chunks of a document.
+        """Make each part of a record a sample, such as the clips of a video or the chunks of a document.
 
-        A sample of the view has the record's members, the number of its part (``"__part__"``, from 0 on) and the
-        number of parts of its record (``"__parts__"``). `wdsdist.transforms.parted` passes them to a transform.
+        A sample of the view has the record's members, the number of its part (``"__part__"``, from 0) and the number of
+        parts of its record (``"__parts__"``). `wdsdist.transforms.parted` passes them to a transform.
 
         Args:
-            by: a column of counts, or of lengths that ``per`` divides; or a number, for all records alike. A record
-                of 0 is left out.
-            per: how much of the column a part has at most: by ``"mp4.seconds"`` and ``per=5``, a video of 120
-                seconds has 24 parts, and one of 121 has 25.
+            by: a column of counts, a column of lengths that ``per`` divides, or one number for all records. A record
+                with 0 parts is left out.
+            per: the most that a part has of the column: with ``"mp4.seconds"`` and ``per=5``, a video of 120 seconds
+                has 24 parts, and a video of 121 seconds has 25.
             allow_empty: return a view without samples rather than raise an error.
 
         Raises:
-            ArgumentError: an unknown column, one without a value for each record, or samples that are parts already.
+            ArgumentError: an unknown column, a record without a value, or samples that are already parts.
 
         >>> import tempfile, wdsdist
         >>> samples = ({"txt": "word " * n} for n in (1, 5, 2))
@@ -228,7 +226,7 @@ class Manifest(Listing):
         """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.
 
         Raises:
-            ArgumentError: the data set has no ``index.json`` that the file could name, or is not a view.
+            ArgumentError: the data set has no ``index.json``, or is not a view.
         """
         from wdsdist.curation import view_file
 
