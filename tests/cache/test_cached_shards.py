@@ -25,10 +25,9 @@ from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.chunk_file import CHUNK, room_of
-from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import LOCKS
 from wdsdist.cache.locks import LockableFile
-from wdsdist.errors import CacheError, ShardDamagedError, StorageError
+from wdsdist.errors import CacheError, ShardDamagedError
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import Manifest
 from wdsdist.storage import RequestPolicy, use_policy
@@ -127,18 +126,6 @@ def test_a_damaged_copy_is_fetched_again(web: Web, shards: Shards, remote: Manif
     assert is_right(Shards(remote, shards.options.folder), 0)
 
 
-def test_a_look_for_a_copy_leaves_an_empty_file_to_the_process_that_makes_it(
-    shards: Shards, remote: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lock(file: LockableFile, *, alone: bool) -> bool:
-        raise AssertionError("its maker could not lock it, and would keep its copy in memory")
-
-    shards.path(0).parent.mkdir(parents=True)
-    shards.path(0).touch()
-    monkeypatch.setattr(LockableFile, "lock", lock)
-    assert shards.cache._existing(CopiedShard(remote, 0)) is None
-
-
 @pytest.mark.parametrize(("times", "is_error"), [(1, False), (2, False), (100, True)])
 def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
     packed: Path, tmp_path: Path, times: int, is_error: bool
@@ -209,15 +196,6 @@ def test_a_data_set_that_was_uploaded_again_gets_new_copies(tmp_path: Path) -> N
         with served(folder) as web:
             shards = Shards(wdsdist.open(web.url), tmp_path / "cache")
             assert bytes(shards.shard(0).member(0, 0)) == content
-
-
-def test_an_error_of_the_store_comes_with_the_url(remote: Manifest, tmp_path: Path, web: Web) -> None:
-    shards = Shards(remote, tmp_path / "cache", timeout=0.5)
-    (web.folder / "none").mkdir(exist_ok=True)
-    gone = Manifest.of("http://127.0.0.1:1", [remote.shard(0)])
-    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/"):
-        Shards(gone, tmp_path / "cache", timeout=0.5).shard(0)
-    assert is_right(shards, 0)
 
 
 @pytest.mark.parametrize("what", ["index", "chunks"])

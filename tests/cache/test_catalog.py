@@ -193,15 +193,6 @@ def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path:
     assert found == ({} if fault == "folder" else kept)
 
 
-def test_a_planted_link_is_replaced(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(mode=0o700)
-    target = tmp_path / "mine"
-    target.write_bytes(b"")
-    (tmp_path / "cache" / CATALOG).symlink_to(target)
-    assert add(make(), "f/a", 10)
-    assert not target.stat().st_size
-
-
 @pytest.mark.slow
 def test_processes_that_are_killed_leave_the_catalog_right(tmp_path: Path) -> None:
     """64 processes read, reserve and evict; half of them are killed. No step takes long, and sums stay right."""

@@ -142,15 +142,6 @@ def test_a_copy_that_is_cut_is_not_held(path: Path) -> None:
     assert not copy.hold()
 
 
-def test_a_private_copy_lies_in_memory(tmp_path: Path) -> None:
-    file = LockableFile.in_memory("shard")
-    chunk_file.initialise(file, SIZE, source="")
-    copy = ChunkFile(file)
-    fill(copy, 0, 11)
-    assert copy.data[:] == CONTENT
-    assert copy.hold()
-
-
 @pytest.mark.parametrize("plant", ["link", "folder", "pipe"])
 def test_what_others_planted_is_not_opened(tmp_path: Path, plant: str) -> None:
     path = tmp_path / "planted"

@@ -82,16 +82,6 @@ def test_repair_says_what_it_did_and_what_it_could_not(wdsdist: Run, tars: Path)
     assert wdsdist("verify", tars, "--source", tars).returncode == 2
 
 
-def test_deep_verification_decodes(wdsdist: Run, tmp_path: Path) -> None:
-    (tmp_path / "x.tar").write_bytes(plain_tar([("a.json", b"{"), ("b.json", b"{}")]))
-    library.index(tmp_path)
-    assert wdsdist("verify", tmp_path).returncode == 0
-    run = wdsdist("verify", tmp_path, "--deep", "--quiet")
-    assert run.returncode == 1
-    assert run.stdout.startswith("x.tar: holds a.json at byte 512, which 1 bytes do not decode as")
-    assert len(run.stdout.splitlines()) == 1
-
-
 def test_what_is_left_out_is_counted_and_listed_and_the_advice_of_the_error_works(wdsdist: Run, tars: Path) -> None:
     (tars / "b.tar").write_bytes(plain_tar([("x.jpg", b"1"), ("x.jpg", b"2"), ("y.jpg", b"3")]))
     run = wdsdist("index", tars)

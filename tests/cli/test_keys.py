@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import wdsdist as library
 from tests.cli.conftest import Run
 from tests.packing.sources.test_folder import fill
 from tests.support.tars import plain_tar
@@ -34,19 +33,3 @@ def test_a_rule_that_has_to_be_given_is_asked_for(wdsdist: Run, tmp_path: Path) 
     assert "cat.0.jpg and cat.1.jpg: say where keys end by" in run.stderr
     run = wdsdist("pack", tmp_path / "files", tmp_path / "dest", "--key", "last-dot")
     assert run.stdout.startswith("packed: 2 samples")
-
-
-def test_splits_become_a_data_set_each_with_classes_alike(wdsdist: Run, tmp_path: Path) -> None:
-    root = fill(tmp_path / "photos", "train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/owl/1.jpg")
-    fill(root, "val/cat/1.jpg", "test/dog/1.jpg")
-    run = wdsdist("pack", root, tmp_path / "dest")
-    assert run.returncode == 2
-    assert "holds the splits train, test, val: pack each" in run.stderr
-    assert not (tmp_path / "dest").exists()
-    for word in ("packed", "packed already"):
-        run = wdsdist("pack", root, tmp_path / "dest", "--splits", "--class-folders")
-        assert run.stdout.count(f"{word}: ") == 3, run.stderr
-    for split, samples in (("train", 3), ("val", 2), ("test", 1)):
-        packed = library.open(tmp_path / "dest" / split)
-        assert packed.extra["classes"] == ["cat", "dog", "owl"]
-        assert packed.num_samples == samples

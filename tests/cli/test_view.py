@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,25 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.support import forked
 
 
-def served(*args: object) -> tuple[subprocess.Popen[str], str]:
-    """Start the command and return its process and the URL that it printed."""
-    command = [sys.executable, "-m", "wdsdist", "view", *map(str, args)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline().split()[0]
-
-
-def ended(process: subprocess.Popen[str]) -> int:
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=110)
-    return process.returncode
-
-
-def test_on_another_address_the_url_that_is_printed_has_a_token_until_it_is_interrupted(shards: Path) -> None:
-    process, url = served(shards, "--host", "0.0.0.0")
-    try:
+def test_on_another_address_the_url_that_is_printed_has_a_token_until_it_is_interrupted(
+    shards: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    command = ("-m", "wdsdist", "view", shards, "--host", "0.0.0.0")
+    process = forked.start(*command, stdout=str(pipe), stderr=os.devnull)
+    with pipe.open() as stream:
+        url = stream.readline().split()[0]
         port, token = url.rpartition(":")[2].split("/")[:2]
         assert len(token) >= 24
         local = f"http://127.0.0.1:{port}"
@@ -39,8 +30,9 @@ def test_on_another_address_the_url_that_is_printed_has_a_token_until_it_is_inte
             assert b'"cat/000"' in answer.read()
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(f"{local}/api/data")
-    finally:
-        assert ended(process) == 0
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(110)
+    assert process.exitcode == 0
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(wdsdist: Run, shards: Path) -> None:

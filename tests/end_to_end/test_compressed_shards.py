@@ -54,7 +54,7 @@ def packed(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_said", {})
+    monkeypatch.setattr(warn_once, "_logged", {})
 
 
 def texts(shards: object, **options: object) -> dict[str, str]:

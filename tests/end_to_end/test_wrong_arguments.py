@@ -33,7 +33,7 @@ def pack(**options: Any) -> Callable[[Manifest], Any]:
         (lambda data: wdsdist.index(data, name=3), "name is 3: it must be 1 to 64 letters"),
         (lambda data: wdsdist.index(data, progress=3), "progress is 3: it must be a function"),
         (lambda data: data.add_columns(fields=3), "fields is 3: it must be a list of names"),
-        (lambda data: data.add_columns(join=3), "join is 3: it must be the path or URL of a table"),
+        (lambda data: data.add_columns(join=3), "join is 3: it must be the path of a table"),
         (lambda data: data.add_columns(fields=["cls"], progress=3), "progress is 3: it must be a function"),
         (lambda data: data.select(exclude=3), "exclude is 3: it must be a list of keys, or the path of a file"),
         (lambda data: wdsdist.pack(None, Path(data.base).parent / "more"), "source is None, which can be neither"),

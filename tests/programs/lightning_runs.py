@@ -146,6 +146,21 @@ def planned_refusal(shards: str, folder: str) -> dict[str, str]:
         return {"told": str(error)}
 
 
+def refusal(shards: str, folder: str) -> dict[str, Any]:
+    """Train from torchdata's loader, and return what Lightning is told before it tells its own."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def stateful(shards: str) -> Any:
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+        dataset = wdsdist.StreamingDataset(shards, decode=True, batch_size=4)
+        return StatefulDataLoader(dataset, batch_size=4)
+
+    try:
+        return fit(shards, folder, loaders=stateful, max_epochs=1)
+    except RuntimeError as error:
+        return {"told": f"{error.__context__!r} {error!r}"}
+
+
 def fabric(shards: str, folder: str) -> dict[str, Any]:
     """Train by hand for two epochs and save in the second; then do what a new process does, and go on."""
     import lightning as pl

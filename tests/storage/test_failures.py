@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import email.utils
-import gc
 import http.client
-import pickle
 import socket
 import ssl
 import time
-import weakref
 from email.message import Message
 
 import pytest
@@ -167,29 +164,6 @@ def test_an_attempt_that_timed_out_says_less_than_the_one_before() -> None:
     with pytest.raises(StorageError, match="503 Slow Down") as caught:
         attempts.failed(Failure("timeout", "no answer", retry_after=1e7))
     assert caught.value.kind == "busy"
-
-
-def test_an_error_crosses_process_borders_with_its_kind() -> None:
-    error = pickle.loads(pickle.dumps(StorageError("it is away", kind="busy")))
-    assert (str(error), error.kind) == ("it is away", "busy")
-
-
-def test_what_a_back_end_raised_can_be_collected() -> None:
-    class Held:
-        pass
-
-    held = Held()
-    alive = weakref.ref(held)
-
-    def fail(held: Held) -> None:
-        with mapped(A_TAR):
-            raise ConnectionError("x")
-
-    with pytest.raises(Failure):
-        fail(held)
-    del held
-    gc.collect()
-    assert alive() is None
 
 
 def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over() -> None:

@@ -1,4 +1,4 @@
-"""What it costs to plan an epoch: one rank of 4,096 with 8 workers, 10^9 samples in 100,000 shards.
+"""What it costs to plan an epoch of 10^9 samples in 100,000 shards for 4,096 ranks on 512 nodes, in one process.
 
 Measured in a fresh process, as in one worker, after numpy and wdsdist have been imported:
 
@@ -7,6 +7,12 @@ Measured in a fresh process, as in one worker, after numpy and wdsdist have been
 - *a sample*: microseconds for each sample of a worker that runs through its part of the epoch, amortised;
 - *seek ratio*: what the first batch costs from a middle or the last position of the epoch, over what it costs from the
   start, measured in turn: 1 where a seek costs the same anywhere;
+- *report*: the plan of the epoch for all nodes, as ``wdsdist plan`` makes it: seconds, the bytes of the node that reads
+  most over an even share, and all shards that are opened over the shards that there are;
+- *resume*: the first batch of a rank and the first 64 shards of its schedule, if the epoch goes on with 2,048 ranks, or
+  with 3,000, each of which meets 512 lanes: seconds of processor time;
+- *block*: one block of 128 steps of token budgets (16,384 tokens, lognormal lengths), which one process of a node plans
+  for 1,024 and for 4,096 ranks: seconds of processor time, and MiB that this adds;
 - *torch*: for comparison, what ``DistributedSampler`` does for a tenth of the samples, 10^8, in seconds and MiB.
 
     python tools/bench/bench_plan.py [--repeat 7] [--json FILE]
@@ -79,6 +85,57 @@ print(json.dumps({
 }))
 """
 
+SCALE = """
+import json, resource, sys, time
+from dataclasses import replace
+import numpy as np
+from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.planned_epoch import PlannedEpoch
+from wdsdist.diagnostics.epoch_report import epoch_report
+from wdsdist.sampling.epoch_plan import EpochPlan
+from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.plan import Position, World
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def order_of(ranks):
+    settings = OrderSettings(window=default_window(counts), num_canonical_replicas=ranks)
+    make = lambda: epoch_order(counts, settings, epoch=3)
+    return settings, EpochOrder(num_samples=10**9, seed=0, label="", make=make)
+
+counts, sizes = np.full(100_000, 10_000), np.full(100_000, 256 << 20)
+settings, order = order_of(4096)
+plan = EpochPlan(
+    num_samples=10**9, num_replicas=4096, batch_size=64, drop_last=False, drop_last_batch=True, order=order
+)
+figures = {}
+started = time.process_time()
+report = epoch_report(plan, settings, World(4096, 8), counts, sizes)
+figures["report, s"] = time.process_time() - started
+figures["bytes of a node / an even share"] = max(report.bytes_per_node) * 512 / int(sizes.sum())
+figures["shards opened / shards"] = sum(report.shards_per_node) / len(counts)
+for ranks in (2048, 3000):
+    rest = replace(plan, start=4096 * 64 * 1000, num_replicas=ranks)
+    started = time.process_time()
+    next(rest.batches(rank=123, worker=0, num_workers=8))
+    for _ in zip(range(64), rest.uses(rank=123)):
+        pass
+    figures[f"resume on {ranks:,} ranks, s"] = time.process_time() - started
+lengths = np.random.default_rng(0).lognormal(np.log(512) - 0.5, 1, 1 << 20).clip(1, 8192).astype(np.int64)
+for ranks in (1024, 4096):
+    epoch = PlannedEpoch(
+        rule=Rule(kind="tokens", budget=16384), block_samples=ranks * int(16384 / lengths.mean()) * 128,
+        lengths=lambda shards, samples: lengths[(shards * 10_000 + samples) % 2**20],
+        order=order_of(ranks)[1], world=World(ranks, 8), start=Position(3),
+    )
+    before, started = peak(), time.process_time()
+    epoch.block(1).of_ranks(range(8), marks=False)
+    figures[f"block of {ranks:,} ranks, s"] = time.process_time() - started
+    figures[f"block of {ranks:,} ranks, MiB"] = peak() - before
+print(json.dumps(figures))
+"""
+
 TORCH = """
 import json, resource, time
 from torch.utils.data import DistributedSampler
@@ -111,7 +168,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
     for _ in range(options.repeat):
-        for script in (OURS, TORCH):
+        for script in (OURS, SCALE, TORCH):
             for name, value in run(script).items():
                 found.setdefault(name, []).append(value)
     for name, values in found.items():

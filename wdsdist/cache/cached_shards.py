@@ -43,7 +43,7 @@ class CachedShard(OpenShard):
     def __init__(self, source: CachedShards, number: int, copy: OpenCopy, is_ready: npt.NDArray[np.bool_]) -> None:
         self.copy = copy
         self.is_ready = is_ready
-        """bool [members]: those that are there and verified."""
+        """bool [members]: whether each is there and verified."""
         self._source = weakref.proxy(source)
         self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
         super().__init__(source.manifest, number, copy.index, _RELEASED)

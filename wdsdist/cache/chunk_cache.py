@@ -208,7 +208,8 @@ class ChunkCache:
 
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
-        file = LockableFile.in_memory(copy.shard.shown)
+        file = copy.chunks.file.again()
+        file.move_to_memory()
         chunk_file.initialise(file, copy.index.size, source=copy.shard.source)
         return OpenCopy(copy.shard, ChunkFile(file), copy.index)
 

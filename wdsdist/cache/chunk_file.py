@@ -111,7 +111,7 @@ class Claim:
         copy: that lacks them.
         file: holds the claim.
         ranges: first and last of the chunks to ask for; some between them may be there already.
-        chunks: int64 [n]: those that are claimed and not there, sorted.
+        chunks: int64 [n]: the claimed chunks that are not there, sorted.
     """
 
     def __init__(self, copy: ChunkFile, file: LockableFile, ranges: list[tuple[int, int]], chunks: Int64s) -> None:

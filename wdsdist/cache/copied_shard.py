@@ -21,11 +21,11 @@ class CopiedShard:
 
     def __init__(self, manifest: Manifest, number: int) -> None:
         self._manifest, self._number = manifest, number
-        part, place = manifest.part(number)
-        listed = part.shard(place)
+        part, position = manifest.part(number)
+        listed = part.shard(position)
         self.is_compressed = listed.is_compressed
         """Whether it is fetched and unpacked as a whole."""
-        self.location = part.location(place)
+        self.location = part.location(position)
         self.options = part.client_options
         self.is_remote = storage.is_remote(self.location)
         self.shown = storage.shown(self.location)
@@ -35,7 +35,7 @@ class CopiedShard:
         folder, name = storage.split(self.location)
         self.source = storage.shown(folder)
         """The folder or URL of the shard, without credentials."""
-        version = f"{listed.size} {listed.sha256} {part.whole.counts[place]} {part.whole.extra.get('key_rule')}"
+        version = f"{listed.size} {listed.sha256} {part.whole.counts[position]} {part.whole.extra.get('key_rule')}"
         if not self.is_remote:
             version += f" {storage.stat(self.location).stamp}"
         identity = digest(version)[:8]
@@ -48,5 +48,5 @@ class CopiedShard:
 
     def checked(self, index: ShardIndex) -> ShardIndex:
         """Return an index; raise `ShardDamagedError` if it does not agree with the manifest."""
-        part, place = self._manifest.part(self._number)
-        return part.check_index(place, index, self.shown)
+        part, position = self._manifest.part(self._number)
+        return part.check_index(position, index, self.shown)

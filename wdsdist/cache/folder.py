@@ -26,8 +26,6 @@ from wdsdist.errors import CacheError, DestinationError, WdsdistError
 CATALOG = "catalog.sqlite"
 LOCKS = ".locks"
 """Name of the file whose bytes are locked: by readers, and by whoever creates a copy."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk."""
 
 
 def store_key(location: str) -> str:
@@ -83,7 +81,7 @@ def clear_errors(root: Path, content: str) -> Iterator[None]:
             cause = error.__cause__
         elif isinstance(error, WdsdistError):
             raise
-        if isinstance(cause, OSError) and cause.errno in FULL:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise CacheError(
                 f"{root} has no room for {content} ({cause.strerror}; {shutil.disk_usage(root).free:,} bytes are free "
                 f"on its disk): free some, set cache_limit to what the disk holds, or choose another cache_dir"

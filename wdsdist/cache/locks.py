@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -27,7 +28,7 @@ _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 _changing = threading.RLock()
 
 
-class LockableFile:
+class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
     """An open file with an advisory lock, which is freed when the object is dropped.
 
     A lock belongs to the open file, not to the process: two threads that open a path twice exclude each other. A
@@ -45,14 +46,6 @@ class LockableFile:
         if not (stat.S_ISREG(status.st_mode) and is_owner(status)):
             self.close()
             raise OSError(errno.EPERM, "it is not a file of this user", str(path))
-
-    @classmethod
-    def in_memory(cls, name: str) -> LockableFile:
-        """Return a new file without a path, in anonymous memory."""
-        file = cls.__new__(cls)
-        file.path, file._descriptor = Path(name), -1
-        file.move_to_memory()
-        return file
 
     def move_to_memory(self) -> None:
         """Close the file, and go on with an empty one in anonymous memory."""
@@ -143,9 +136,6 @@ class LockableFile:
             if self.is_open:
                 os.close(self._descriptor)
                 self._descriptor = -1
-
-    def __enter__(self) -> LockableFile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

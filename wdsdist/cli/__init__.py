@@ -43,13 +43,9 @@ _LONGEST_END = 2
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, as batch systems send it: it ends a command as Ctrl-C does, so that no temporary file stays."""
 
-    number = signal.SIGTERM
-
 
 class _Ended(SystemExit):
     """The same in a worker, which prints nothing about it."""
-
-    number = signal.SIGTERM
 
 
 class _Group(click.Group):
@@ -78,9 +74,9 @@ def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
         _fail(_message(error))
     except (KeyboardInterrupt, _Ended) as interrupt:
         continues = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
-        again = ": the same command goes on where it stopped" if continues else ""
-        say(f"wdsdist: interrupted{again}", err=True)
-        raise click.exceptions.Exit(128 + getattr(interrupt, "number", signal.SIGINT)) from None
+        say(f"wdsdist: interrupted{': the same command goes on where it stopped' if continues else ''}", err=True)
+        number = signal.SIGTERM if isinstance(interrupt, _Terminated | _Ended) else signal.SIGINT
+        raise click.exceptions.Exit(128 + number) from None
     except BrokenPipeError:  # as `| head` leaves us
         _give_up_output()
         raise click.exceptions.Exit(_BROKEN_PIPE) from None

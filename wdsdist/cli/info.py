@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -39,11 +39,16 @@ def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:
 
 def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the lines of each name that is shown; those that do not apply are left out."""
-    fields = facts["field_counts"]
+    fields, shards, checked = facts["field_counts"], facts["shards"], facts["with_checksums"]
+    sizes = {"sample": facts["sizes"]["sample"], **facts["sizes"]["fields"]} if facts["sizes"]["sample"] else {}
+    generations = [
+        f"{each['generation']:,}: {counted(each['samples'], 'sample')} in {counted(each['shards'], 'shard')}"
+        for each in facts["generations"]
+    ]
     lines = {
         "location": [facts["location"]],
         "samples": [f"{facts['samples']:,}"],
-        "shards": [f"{facts['shards']:,}"],
+        "shards": [f"{shards:,}"],
         "bytes": [f"{human(facts['bytes'])} ({facts['bytes']:,})"],
         "tars": [f"{human(facts['tar_bytes'])}, decompressed" if facts["tar_bytes"] != facts["bytes"] else ""],
         "mean sample": [human(facts["mean_sample_bytes"])],
@@ -51,12 +56,16 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
             _listed(f"{name} {fields[name]:,}" if name in fields else name for name in facts["fields"]) or "none"
         ],
         "missing": [_listed(f"{name} in {counted(count, 'sample')}" for name, count in facts["missing"].items())],
-        "sizes": _sizes(facts["sizes"]),
+        "sizes": _first([f"{name} {_range(spread)}" for name, spread in sizes.items()]),
         "looked at": [_looked_at(facts)],
         "keys": [facts.get("keys", "")],
-        "checksums": [_checksums(facts["with_checksums"], facts["shards"])],
+        "checksums": [
+            "of each member"
+            if checked == shards
+            else f"of {checked:,} of {shards:,} shards: members of the others are checked by their tar headers"
+        ],
         "classes": [_classes(facts)],
-        "generations": [_generations(facts["generations"])],
+        "generations": [", ".join(generations) if len(generations) > 1 else ""],
         "columns": [_column(name, facts["column_figures"][name]) for name in facts["columns"]],
         "view": [described(step) for step in facts["view"]],
         "problems": facts["problems"],
@@ -66,15 +75,12 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _listed(names: Iterable[str]) -> str:
     """Return the first of some names, and how many more there are."""
-    listed = list(names)
-    more = [f"and {len(listed) - _NAMED:,} more"] if len(listed) > _NAMED else []
-    return ", ".join(listed[:_NAMED] + more)
+    return ", ".join(_first(list(names)))
 
 
-def _sizes(sizes: Mapping[str, Any]) -> list[str]:
-    fields = [f"{name} {_range(spread)}" for name, spread in sizes["fields"].items()]
-    more = [f"and {len(fields) - _NAMED:,} more"] if len(fields) > _NAMED else []
-    return [f"sample {_range(sizes['sample'])}", *fields[:_NAMED], *more] if sizes["sample"] else []
+def _first(names: list[str]) -> list[str]:
+    more = [f"and {len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
+    return names[:_NAMED] + more
 
 
 def _range(spread: Mapping[str, int]) -> str:
@@ -114,30 +120,16 @@ def _column(name: str, figures: Mapping[str, Any]) -> str:
     """
     if not figures:
         return f"{name}: not read"
-    text = f"{name}: {figures['kind']}"
+    line = f"{name}: {figures['kind']}"
     if "median" in figures:
-        least, median, most = (_number(figures[one]) for one in ("min", "median", "max"))
-        text += f", {least} to {most}, median {median}" if figures["min"] != figures["max"] else f", {least}"
+        least, median, most = (_number(figures[end]) for end in ("min", "median", "max"))
+        line += f", {least} to {most}, median {median}" if figures["min"] != figures["max"] else f", {least}"
     elif figures.get("most_frequent"):
         shown = [f"{value[:40]} ({count:,})" for value, count in figures["most_frequent"][:3]]
         more = figures["different"] - len(shown)
-        text += f", {', '.join(shown)}{f' and {more:,} more' if more > 0 else ''}"
-    return text + (f"; missing in {counted(figures['missing'], 'sample')}" if figures["missing"] else "")
+        line += f", {', '.join(shown)}{f' and {more:,} more' if more > 0 else ''}"
+    return line + (f"; missing in {counted(figures['missing'], 'sample')}" if figures["missing"] else "")
 
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-
-
-def _checksums(known: int, shards: int) -> str:
-    if known == shards:
-        return "of each member"
-    return f"of {known:,} of {shards:,} shards: members of the others are checked by their tar headers"
-
-
-def _generations(generations: Sequence[Mapping[str, int]]) -> str:
-    parts = [
-        f"{each['generation']:,}: {counted(each['samples'], 'sample')} in {counted(each['shards'], 'shard')}"
-        for each in generations
-    ]
-    return ", ".join(parts) if len(parts) > 1 else ""

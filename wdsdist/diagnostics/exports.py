@@ -32,7 +32,6 @@ FORMATS = ("dali", "energon", "wids", "timm")
 """The formats that `export` writes."""
 _STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
 """Suffixes of compressed tars that Python's tarfile can read, and so webdataset, which timm uses."""
-_BLANKS = (" ", "\t", "\n", "\r", "\v", "\f")
 
 
 def export(
@@ -130,8 +129,8 @@ def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: i
         about = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": manifest.name, "shardlist": shards}
         return {folder / "wids.json": _json(about)}
     if format == "timm":
-        one = {"name": split, "num_samples": manifest.num_samples, "filenames": names, "shard_lengths": counts}
-        return {folder / "_info.json": _json({"splits": {split: one}})}
+        about = {"name": split, "num_samples": manifest.num_samples, "filenames": names, "shard_lengths": counts}
+        return {folder / "_info.json": _json({"splits": {split: about}})}
     for location in locations:
         if storage.is_remote(location):
             raise StorageError(f"{storage.shown(location)} is remote: this index is made from local shards")
@@ -183,7 +182,7 @@ def _dali_lines(path: Path, folder: str) -> bytes:
         words = []
         for extension, offset, size in index.members(sample):
             name = f"{key}.{extension}"
-            if any(blank in name for blank in _BLANKS):
+            if re.search(r"[ \t-\r]", name):
                 raise SampleError(f"{path} holds {name!r}: DALI's index separates by blanks, so no name may hold one")
             words += [extension, str(offset), str(size), name]
         lines.append(" ".join(words))

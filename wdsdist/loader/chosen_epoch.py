@@ -33,20 +33,20 @@ class ChosenEpoch:
     def _own(self) -> None:
         """Share these numbers with workers of this process alone."""
         memory = AnonymousMemory()
-        memory.allocate(0, 16)
+        memory.allocate(0, 24)
         self._share(memory, os.getpid())
-        self._shared[:] = self.epoch, self.requests
+        self._shared[:2] = self.epoch, self.requests
 
     def _share(self, memory: AnonymousMemory, owner: int) -> None:
         self._memory, self._owner = memory, owner
-        self._shared = np.frombuffer(memory.map(0, 16), np.int64)  # epoch, requests
+        self._shared = np.frombuffer(memory.map(0, 24), np.int64)  # epoch, requests, iterations
         _chosen.add(self)
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
         self._leave_parent()
-        self._shared[:] = self.epoch, self.requests
+        self._shared[:2] = self.epoch, self.requests
 
     def begin(self) -> int:
         """Return the epoch of an iteration of single samples that begins now.
@@ -55,9 +55,14 @@ class ChosenEpoch:
         give the workers of one iteration different epochs.
         """
         if self._began_in == os.getpid():
-            self.epoch, self.requests = map(int, self._shared)
+            self.epoch, self.requests = map(int, self._shared[:2])
         self._began_in = os.getpid()
         return self.epoch
+
+    def count_iteration(self) -> int:
+        """Return how many iterations of single samples were counted before, in this process and its workers."""
+        self._shared[2] += 1
+        return int(self._shared[2]) - 1
 
     def _leave_parent(self) -> None:
         """Take own memory in a process that got a copy and is no worker of the process that made it."""

@@ -27,8 +27,10 @@ def _callers() -> Iterator[tuple[str, Any, str]]:
 
 
 def refuse_second_split(dataset: StreamingDataset) -> None:
-    """Raise `StateError` if a caller would split a rank's samples once more."""
+    """Raise `StateError` if a caller would split a rank's samples once more, or save a position one batch ahead."""
+    seen = set()
     for kind, owner, _ in _callers():
+        seen.add(kind)
         if kind in ("IterableDatasetShard", "DataLoaderDispatcher"):
             parts = getattr(owner, "num_processes", None)
             if parts is None:  # while the dispatcher is being made
@@ -44,6 +46,12 @@ def refuse_second_split(dataset: StreamingDataset) -> None:
                     "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
                     "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
                 )
+        elif kind == "_FitLoop" and "StatefulDataLoader" in seen and "_EvaluationLoop" not in seen:
+            # Lightning draws a batch ahead from a loader without a length, to know the last one.
+            raise StateError(
+                "under Lightning's Trainer a resumed StatefulDataLoader leaves out a batch, because checkpoints are "
+                "one batch ahead: train from a wdsdist.StreamingDataLoader"
+            )
         elif "webdataset" in sys.modules and isinstance(owner, sys.modules["webdataset"].DataPipeline):
             webdataset = sys.modules["webdataset"]
             for splitter in (webdataset.split_by_node, webdataset.split_by_worker):

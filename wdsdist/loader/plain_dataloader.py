@@ -78,6 +78,8 @@ class PlainProgress:
             )
         worker, num_workers = enter_worker()
         config, position = dataset.order_config, Position(dataset.chosen_epoch.begin())
+        if worker == 0:
+            _warn(dataset, position.epoch, num_workers)
         if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.position.epoch:
             plan = dataset.plan(loaded.position.epoch, loaded.config)
             if loaded.position.consumed < _num_samples(plan, worker, num_workers):
@@ -123,6 +125,23 @@ class PlainProgress:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None}  # an open stream stays in its process
+
+
+def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
+    """Warn of what a foreign loader gets wrong in silence."""
+    iterations = dataset.chosen_epoch.count_iteration()
+    if iterations == 0 and num_workers > 1 and dataset.batch_size is None:
+        warnings.warn(
+            f"each of the {num_workers} workers of a foreign DataLoader ends an epoch with a batch that is not full, "
+            f"which drop_last=True loses: pass its batch_size to the data set as well, or 1 if samples stay single",
+            stacklevel=4,
+        )
+    if iterations == 1 and dataset.order_config.shuffle and not dataset.chosen_epoch.requests:
+        warnings.warn(
+            f"without set_epoch each pass plays epoch {epoch}, in the same order: call dataset.set_epoch(epoch) before "
+            f"each pass, as with DistributedSampler",
+            stacklevel=4,
+        )
 
 
 def _num_samples(plan: EpochPlan, worker: int, num_workers: int) -> int:

@@ -23,7 +23,7 @@ from wdsdist.errors import DestinationError, StorageError, WdsdistError
 from wdsdist.storage.failures import Attempts, Failure, mapped, raise_alone
 from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.policy import Deadline, policy
-from wdsdist.storage.store import Opened, Sink, connect, stat
+from wdsdist.storage.store import Sink, connect, stat
 from wdsdist.storage.urls import shown
 from wdsdist.storage.waiting import Request, under_way
 
@@ -85,8 +85,6 @@ class Transfer:
 
     bytes: int
     """That arrived, and were needed."""
-    requests: int
-    """Requests made, with those that failed."""
     retries: int
     """Requests that repeated another one."""
 
@@ -95,8 +93,8 @@ class _Cancelled(BaseException):
     """Nobody waits for the request any more."""
 
 
-Task = Callable[[Sink, float, Opened], object]
-"""Makes one attempt: takes a sink for the bytes, the seconds without a byte that end it, and a function for its end."""
+Task = Callable[[Sink, float], object]
+"""Makes one attempt: takes a sink for the bytes, and the seconds without a byte that end it."""
 
 
 class Download:
@@ -111,10 +109,9 @@ class Download:
         self._patience = patience
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._aborts: dict[Task, Callable[[], None]] = {}
         self._writing = 0
         self._left = len(tasks)
-        self._requests = self._retries = 0
+        self._retries = 0
         self._error: BaseException | None = None
         self._attempts = Attempts(request.location, deadline, patience=patience)
         _pools[request.is_ahead].add([functools.partial(self._run, task) for task in tasks])
@@ -125,10 +122,7 @@ class Download:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._changed:
             self._stopped.set()
-            aborts = list(self._aborts.values())
             self._changed.wait_for(lambda: not self._writing)
-        for abort in aborts:
-            abort()
 
     def result(self) -> Transfer:
         """Wait until all requests are answered.
@@ -143,11 +137,7 @@ class Download:
             error = self._error or (self._attempts.over() if self._left else None)
         if error is not None:
             raise_alone(error)
-        return Transfer(max(0, self.request.bytes), self._requests, self._retries)
-
-    def _check(self) -> None:
-        if self._stopped.is_set():
-            raise _Cancelled
+        return Transfer(max(0, self.request.bytes), self._retries)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -165,7 +155,10 @@ class Download:
         def take(offset: int, piece: memoryview) -> None:
             nonlocal received
             with self._changed:
-                self._check()
+                if self._stopped.is_set():
+                    raise _Cancelled
+                if not piece:
+                    return
                 self._writing += 1
             try:
                 self._sink(offset, piece)
@@ -180,15 +173,10 @@ class Download:
                     if self._stopped.is_set():
                         self._changed.notify_all()
 
-        def opened(abort: Callable[[], None]) -> None:
-            self._aborts[task] = abort
-            self._check()
-
         try:
             while not self._stopped.is_set():
                 timeout = min(patience, deadline.left()) if deadline else patience
                 with self._changed:  # `+=` of several threads would lose some
-                    self._requests += 1
                     self._retries += attempts.failures > 0
                     self.request.bytes -= received  # of an attempt that failed
                     received = 0
@@ -196,10 +184,9 @@ class Download:
                     with mapped(location, self.request.verb):
                         if timeout <= 0:
                             raise TimeoutError("the time is over before it could be asked for")
-                        task(take, timeout, opened)
+                        task(take, timeout)
                     break
                 except Failure as failure:
-                    self._aborts.pop(task, None)
                     if failure.kind == "timeout":
                         patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
                     if failure.kind == "expired":  # which S3 alone says
@@ -216,7 +203,6 @@ class Download:
             self._fail(error)
         finally:
             with self._changed:
-                self._aborts.pop(task, None)
                 self._left -= 1
                 if not self._left:
                     self._changed.notify_all()
@@ -226,7 +212,7 @@ def run(location: str, action: Callable[[float], T], verb: str, deadline: Deadli
     """Run an action that takes the seconds to wait for an answer, with retries; return what it returns."""
     results: list[T] = []
 
-    def task(take: Sink, timeout: float, opened: Opened) -> None:
+    def task(take: Sink, timeout: float) -> None:
         results[:] = [action(timeout)]
 
     Download(Request(location, verb), [task], lambda *_: None, deadline, policy().patience).result()
@@ -255,9 +241,9 @@ def begin_ranges(
     pairs = list(ranges)
     known = sum((size or 0 if stop is None else stop) - start for start, stop in pairs)
 
-    def task(start: int, stop: int | None, take: Sink, timeout: float, opened: Opened) -> None:
+    def task(start: int, stop: int | None, take: Sink, timeout: float) -> None:
         store, path = connect(location, options)
-        store.read(path, start, stop, take, size=size, timeout=timeout, opened=opened)
+        store.read(path, start, stop, take, size=size, timeout=timeout)
 
     request = Request(location, size=known or None, bytes=0, is_ahead=is_ahead)
     tasks = [functools.partial(task, *pair) for pair in pairs]

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from wdsdist.storage.failures import Failure
 from wdsdist.storage.options import StorageOptions, options_for
-from wdsdist.storage.store import Entry, Opened, Sink
+from wdsdist.storage.store import Entry, Sink
 from wdsdist.storage.urls import scheme, scrubbed, shown, split
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
@@ -38,9 +38,7 @@ class FsspecStore:
         self._client = client
         self._reading = reading
 
-    def read(
-        self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
-    ) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes of a range to ``sink`` at once, as `Store.read` says."""
         arguments = dict(self._reading)
         if start or stop not in (None, size):

@@ -26,7 +26,7 @@ import urllib3.connection
 
 from wdsdist.storage.failures import Failure
 from wdsdist.storage.options import StorageOptions, options_for, store_of
-from wdsdist.storage.store import Entry, Opened, Sink
+from wdsdist.storage.store import Entry, Sink
 from wdsdist.storage.urls import login_of, shown, split
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ class HttpStore:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The user's, for the store of a location alone, by their names in lower case."""
 
-    def read(
-        self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
-    ) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes of a range to ``sink`` as they arrive, as `Store.read` says."""
         is_whole = start == 0 and stop in (None, size)
         length = None if stop is None else stop - start
@@ -100,7 +98,6 @@ class HttpStore:
             elif start:
                 raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
             if not problem:
-                opened(functools.partial(_shut, answer))
                 received = _receive(answer, start, length, sink, timeout)
                 if length in (None, received):
                     return entry
@@ -203,13 +200,18 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
     wire: Any = getattr(answer.connection, "sock", None)
     # The bytes of a long body come as they are, but for TLS and chunks.
     is_plain = type(wire) is socket.socket and not body.chunked and (body.length or 0) > _WAKING
-    received = 0
+    received, until = 0, 0.0
     while length is None or received < length:
         room = _buffers.piece if length is None else _buffers.piece[: length - received]
         if not is_plain:
             size = body.readinto(room)
         elif received:
-            size = _gather(wire, body, room[: body.length], timeout)
+            size = _gather(wire, body, room[: body.length])
+            if size < 0:  # nothing has come yet
+                sink(start + received, room[:0])  # which ends the request if nobody waits for it
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"nothing came in {timeout:g} s")
+                continue
         else:  # what has come with the header: nothing of it stays in the buffer of `body`
             size = body.fp.readinto1(room[: min(io.DEFAULT_BUFFER_SIZE, body.length)])
             body.length -= size
@@ -217,6 +219,7 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
             break
         sink(start + received, room[:size])
         received += size
+        until = time.monotonic() + timeout
     if is_plain:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
     if body.length and (length is None or received < length):
@@ -224,8 +227,8 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
     return received
 
 
-def _gather(wire: socket.socket, body: Any, room: memoryview, timeout: float) -> int:
-    """Receive until ``room`` is full or 0.1 s are over, and longer while nothing comes; return the number of bytes.
+def _gather(wire: socket.socket, body: Any, room: memoryview) -> int:
+    """Receive until ``room`` is full or 0.1 s are over; return the number of bytes, -1 if none came.
 
     The system waits for all of it, and wakes this thread for each 256 KiB: to look at each packet costs a third of the
     CPU of receiving on a link that many connections share (1.75 s/GB, and 1.1 so).
@@ -237,23 +240,12 @@ def _gather(wire: socket.socket, body: Any, room: memoryview, timeout: float) ->
     # The last bytes of a body would not wake this thread, for nothing comes behind them.
     waking = _WAKING if body.length - len(room) >= _WAKING else 1
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking)
-    until = time.monotonic() + timeout
-    while True:
-        try:
-            size = wire.recv_into(room, flags=socket.MSG_WAITALL)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise TimeoutError(f"nothing came in {timeout:g} s") from None
+    try:
+        size = wire.recv_into(room, flags=socket.MSG_WAITALL)
+    except BlockingIOError:
+        return -1
     body.length -= size
     return size
-
-
-def _shut(answer: urllib3.BaseHTTPResponse) -> None:
-    """End a request at once, also in a thread that waits for bytes."""
-    connection: Any = answer.connection
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _release(answer: urllib3.BaseHTTPResponse) -> None:
@@ -275,17 +267,21 @@ def _quoted(url: str) -> str:
     return f"{before}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-_managers: dict[tuple[int, str | None], urllib3.PoolManager] = {}
-"""Connections by process and proxy. A forked child never uses or closes the connections of its parent."""
+_managers: dict[tuple[int, str | None, bool], urllib3.PoolManager] = {}
+"""Connections by process and proxy, with TLS or without: its certificates take 20 ms to load.
+
+A forked child never uses or closes the connections of its parent.
+"""
 
 
 def _manager(url: str) -> urllib3.PoolManager:
     """Return the connections of this process that lead to a server, through the proxy that the environment names."""
-    proxy = _proxy_for(url)
-    key = (os.getpid(), proxy)
+    proxy, is_encrypted = _proxy_for(url), url.startswith("https:")
+    key = (os.getpid(), proxy, is_encrypted)
     if key not in _managers:
         pool: dict[str, Any] = {
-            "num_pools": 64, "maxsize": _CONNECTIONS, "socket_options": _KEPT_ALIVE, "ssl_context": _tls(),
+            "num_pools": 64, "maxsize": _CONNECTIONS, "socket_options": _KEPT_ALIVE,
+            "ssl_context": _tls() if is_encrypted else None,
         }  # fmt: skip
         if proxy is None:
             _managers[key] = urllib3.PoolManager(**pool)
@@ -329,14 +325,13 @@ def http_store(location: str, options: StorageOptions | None) -> HttpStore:
         )
     headers: dict[str, str] = {}
     for name, value in options_for(location, options, warns=True).items():
-        more = value if name == "headers" else None
         if name == "client_kwargs" and set(value) == {"headers"}:  # as fsspec takes them
-            more = value["headers"]
-        if not isinstance(more, Mapping):
+            name, value = "headers", value["headers"]
+        if name != "headers" or not isinstance(value, Mapping):
             raise Failure(
                 "invalid", f'{shown(location)} takes storage_options={{"headers": {{NAME: VALUE}}}} alone, not {name!r}'
             )
-        headers.update(more)
+        headers.update(value)
     for name, value in headers.items():
         if {"\r", "\n"} & set(f"{name}{value}"):  # another header, or a request of its own
             raise Failure("invalid", f"the header {name} of storage_options has a line break: remove it")

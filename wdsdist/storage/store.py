@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _PIECE = 1 << 20
 Sink = Callable[[int, memoryview], None]
-"""Takes the bytes of an object at an offset; the memory is valid during the call only."""
-Opened = Callable[[Callable[[], None]], None]
-"""Takes a function that ends the running request from another thread."""
+"""Takes the bytes of an object at an offset; the memory is valid during the call only.
+
+It raises to end the request; a store may ask for that by no bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,7 @@ class Entry:
 class Store(Protocol):
     """One store that is read. Each method makes one attempt, and raises whatever the back end raises."""
 
-    def read(
-        self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
-    ) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes from ``start`` up to ``stop``, or to the end, to ``sink``; return what is known of the object.
 
         Args:
@@ -65,7 +64,6 @@ class Store(Protocol):
             sink: takes the bytes as they arrive.
             size: of the object, if it is known: another one is a `Failure`.
             timeout: seconds without a byte that end the attempt.
-            opened: called when bytes begin to come, with a function that ends the attempt.
         """
 
     def stat(self, path: str, *, timeout: float) -> Entry:
@@ -170,10 +168,7 @@ def read_until(
 
     def attempt(store: Store, path: str, timeout: float) -> T:
         pieces: builtins.list[bytes] = []
-        entry = store.read(
-            path, start, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout,
-            opened=lambda _: None,
-        )  # fmt: skip
+        entry = store.read(path, start, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout)
         return accept(b"".join(pieces), entry.stamp)
 
     return call(location, options, attempt, deadline=deadline)
@@ -241,9 +236,7 @@ def delete(location: str, options: StorageOptions | None = None) -> None:
 class LocalStore:
     """Store of local files, and of mounted file systems."""
 
-    def read(
-        self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float, opened: Opened
-    ) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes of a range to ``sink``, as `Store.read` says."""
         check_readable(Path(path))
         with Path(path).open("rb", buffering=0) as stream:

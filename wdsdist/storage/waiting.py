@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsdist._util.validation import human
@@ -53,8 +53,11 @@ class Request:
 
     def look(self) -> None:
         """Warn if the wait is long; the consumer of this request calls it while it waits."""
-        if not self.is_ahead and self.wait.is_due() and not self._flows():
-            _warn()
+        global _quiet_until
+        is_long = not self.is_ahead and self.wait.is_due() and not self._flows()
+        if is_long and time.monotonic() >= _quiet_until:  # one line, however many threads wait
+            _quiet_until = time.monotonic() + policy().next_warning / 2
+            _log.warning("still waiting for %s", awaited())
 
     @property
     def step(self) -> float:
@@ -91,8 +94,8 @@ def under_way(request: Request) -> Iterator[Request]:
         _requests.pop(id(request), None)
 
 
-def awaited() -> list[Request]:
-    """Return the requests under way that somebody waits for, the oldest first.
+def awaited() -> str:
+    """Return the requests under way that somebody waits for, in words, the oldest first.
 
     A request of another thread stands for the wait of a consumer that makes none itself.
     """
@@ -102,20 +105,9 @@ def awaited() -> list[Request]:
     own = [each for each in requests if each.attempt and each.location in needed]
     # Any number of threads may wait for one request of another process.
     others = {each.location: each for each in requests if not each.attempt and each.location not in made}
-    return sorted([*own, *others.values()], key=lambda request: request.wait.began)
-
-
-def describe(requests: Sequence[Request]) -> str:
-    """Return the first of some requests in words, and the number of the others."""
-    more = f", and {len(requests) - _SHOWN} more" if len(requests) > _SHOWN else ""
-    return "; ".join(map(str, requests[:_SHOWN])) + more
-
-
-def _warn() -> None:
-    global _quiet_until
-    if time.monotonic() >= _quiet_until:  # one line, however many threads wait
-        _quiet_until = time.monotonic() + policy().next_warning / 2
-        _log.warning("still waiting for %s", describe(awaited()))
+    oldest = sorted([*own, *others.values()], key=lambda request: request.wait.began)
+    more = f", and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""
+    return "; ".join(map(str, oldest[:_SHOWN])) + more
 
 
 os.register_at_fork(after_in_child=_requests.clear)

@@ -167,11 +167,9 @@ def test_every_failure_stands_in_the_same_place(page: Any, serve: Any, data: Man
     url = serve(data)
     for part, message in (
         ("nowhere", "there is no page #/nowhere"),
-        ("sample/x", "there is no page #/sample/x"),
         ("sample/12", "there is no sample 12"),
         ("samples?where=nonsense", "where is 'nonsense'"),
         ("columns?where=nonsense", "where is 'nonsense'"),
-        ("epoch?ranks=0", "ranks is 0"),
         ("epoch?ranks=64", "no rank gets a batch"),
         ("epoch?ranks=1&batch_size=4&rank=0&batch=9", "there is no batch 9"),
     ):
@@ -204,12 +202,12 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
     page.wait_for_selector(".sample section")
     assert "<script>document.title='ran'</script>" in page.inner_text("main")
     # Members opened as documents of their own, as somebody might who is sent the URL.
+    other = page.context.new_page()
     for number in range(page.locator(".sample section").count()):
-        other = page.context.new_page()
         with contextlib.suppress(browser_error()):  # it is saved, not shown
             other.goto(f"{url}member/0/{number}")
         assert other.title() != "ran"
-        other.close()
+    other.close()
     assert {one for one in asked if not one.startswith((url, "data:", "about:"))} == set()
     assert page.problems == []
 

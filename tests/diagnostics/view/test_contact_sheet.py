@@ -12,22 +12,8 @@ from wdsdist.samples.member_reader import MemberReader
 from wdsdist.shards.manifest import Manifest
 
 OURS = {
-    "html",
-    "meta",
-    "title",
-    "style",
-    "body",
-    "header",
-    "h1",
-    "p",
-    "main",
-    "article",
-    "div",
-    "b",
-    "span",
-    "img",
-    "small",
-}
+    "html", "meta", "title", "style", "body", "header", "h1", "p", "main", "article", "div", "b", "span", "img", "small"
+}  # fmt: skip
 
 
 class Tags(HTMLParser):

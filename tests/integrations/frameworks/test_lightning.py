@@ -114,6 +114,13 @@ def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_
         assert [rank["seen"] for rank in again] == [rank["seen"][step:] for rank in found]
 
 
+def test_a_loader_whose_checkpoints_would_be_a_batch_ahead_is_refused(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    for rank in play(ranks, lightning_runs.refusal, str(shards), str(tmp_path)):
+        assert "one batch ahead: train from a wdsdist.StreamingDataLoader" in rank["told"]
+
+
 def test_validation_counts_each_sample_once(ranks: Ranks, uneven: Path, tmp_path: Path) -> None:
     found = play(ranks, lightning_runs.evaluation, str(uneven), str(tmp_path))
     for batch_size in found[0]:

@@ -81,6 +81,7 @@ def test_planned_batches_come_once_and_resume_and_are_never_grouped_twice(
         assert "PackedRows makes the batches itself: leave out data_collator" in rank["collator"]
 
 
+@pytest.mark.slow
 def test_several_epochs_of_planned_batches_have_their_own_lengths_and_resume_in_any(
     ranks: Ranks, shards: Path, tmp_path: Path
 ) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import webdataset
 from torch.utils.data import DataLoader
 
 from tests.integrations.pytorch.conftest import TOTAL, Batches, check_epochs
+from tests.support import forked
 from tests.support.gloo_ranks import Ranks
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import StateError
@@ -98,6 +100,27 @@ def test_two_iterations_at_once_are_both_whole(shards: Path) -> None:
     assert sorted(chain.from_iterable(one for one, _ in pairs)) == list(range(TOTAL))
 
 
+@pytest.mark.parametrize(
+    ("options", "printed", "warning"),
+    [
+        ("batch_size=4|", "True", "without set_epoch each pass plays epoch 0"),
+        ("batch_size=4|, num_workers=2, persistent_workers=True", "True", "without set_epoch each pass plays epoch 0"),
+        pytest.param("|, num_workers=3", "True", "the 3 workers of a foreign DataLoader", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_loader_cannot_know_is_one_warning(shards: Path, options: str, printed: str, warning: str) -> None:
+    of_dataset, _, of_loader = options.partition("|")
+    script = (
+        "import sys, wdsdist; from torch.utils.data import DataLoader\n"
+        f"data = wdsdist.StreamingDataset(sys.argv[1], fields=['cls'], decode=True, {of_dataset})\n"
+        f"loader = DataLoader(data, 4{of_loader})\n"
+        "epochs = [[batch['cls'].tolist() for batch in loader] for _ in range(3)]\n"
+        "print(epochs[0] == epochs[1] == epochs[2])"
+    )
+    found = forked.run("-c", script, shards)
+    assert (found.stdout, found.stderr.count(warning)) == (f"{printed}\n", 1), found.stderr
+
+
 # webdataset's stages
 
 
@@ -125,7 +148,32 @@ def test_a_splitter_that_would_lose_samples_is_refused_wherever_it_stands(
         list(webdataset.DataPipeline(StreamingDataset(shards), *before, splitter, webdataset.to_tuple("cls")))
 
 
-# Ray Train, which prepares loaders
+# DDP's join, which raises if a rank ends before another, and Ray Train, which prepares loaders
+
+
+def train_under_join(shards: Path, batch_size: int, drop_last: bool) -> list[int]:
+    """Return the batches of two epochs of a loader of ours, and of a foreign one."""
+    from torch.distributed.algorithms.join import Join
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    own = StreamingDataLoader(dataset(shards, drop_last=drop_last), batch_size, num_workers=0, drop_last=drop_last)
+    foreign = DataLoader(dataset(shards, drop_last=drop_last, batch_size=batch_size), batch_size, num_workers=2)
+    counts = []
+    for loader in (own, own, foreign):
+        counts.append(0)
+        with Join([model], throw_on_early_termination=True):
+            for batch in loader:
+                model(batch["cls"].float()[:, None]).sum().backward()
+                counts[-1] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("batch_size", "drop_last"), [(4, True), (6, False)])
+def test_no_rank_ends_before_another(ranks: Ranks, shards: Path, batch_size: int, drop_last: bool) -> None:
+    found = ranks.all(train_under_join, shards, batch_size, drop_last)
+    assert not [error for error in found if isinstance(error, str)], found
+    assert found[0] == found[1]
 
 
 def seen_by_ray(config: dict[str, Any]) -> None:

@@ -89,20 +89,20 @@ def examples(manifest: Manifest) -> list[str]:
     part, number = manifest.part(filled[0]) if filled else (manifest, 0)
     names = [name for name in manifest.columns if not is_free(name) and name != "cls"]
     sizes = [name for name in manifest.columns if name.endswith(".bytes")]
-    found: list[str] = []
+    filters: list[str] = []
     for name in [*sorted(names, key=lambda name: name != CLASS_NAME), *sizes] if filled else ():
         try:
             if name == CLASS_NAME:
-                found.append(equals(name, part.extra["classes"][0]))
-            elif len(found) < _EXAMPLES:
+                filters.append(equals(name, part.extra["classes"][0]))
+            elif len(filters) < _EXAMPLES:
                 values = arrays.to_numpy(ColumnReader(part, name).read([number]).drop_null())
                 if values.dtype.kind in "if" and len(values):
-                    found.append(f"{_quoted(name)} >= {np.median(values):.6g}")
+                    filters.append(f"{_quoted(name)} >= {np.median(values):.6g}")
                 elif len(values):
-                    found.append(equals(name, values.tolist()[0]))
+                    filters.append(equals(name, values.tolist()[0]))
         except WdsdistError:  # the page of columns shows why
             continue
-    return found[:_EXAMPLES]
+    return filters[:_EXAMPLES]
 
 
 def _quoted(name: str) -> str:
