@@ -44,7 +44,7 @@ STILL_OVER = {
     "storage": 2_215,
     "shards": 4_786,
     "cache": 1_754,
-    "samples": 3_030,
+    "samples": 2_998,
     "loader": 3_227,
     "curation": 2_825,
     "media": 862,

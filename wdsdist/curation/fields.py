@@ -21,7 +21,7 @@ from wdsdist.curation import arrays, column_file
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media import length
-from wdsdist.samples.images.header import Head, ShortError, image_size
+from wdsdist.samples.images.header import Head, image_size
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.shard_indexes import shard_index
@@ -259,10 +259,10 @@ def _read_members(
             extension = index.extensions[index.extension_ids[members[row]]]
             try:
                 value = parse(Head(shard.content[offset : offset + fetched], size, extension))
-            except ShortError as error:
-                short[row] = min(size, max(error.needed, _GROWTH * fetched))
-                continue
             except (ValueError, ExtraMissingError) as error:
+                if fetched < size:
+                    short[row] = min(size, _GROWTH * fetched)
+                    continue
                 for reasons in failed.values():
                     reasons[row] = str(error)
                 continue

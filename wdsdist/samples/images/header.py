@@ -93,14 +93,6 @@ def _check_tiles(image: Image.Image, max_pixels: int) -> None:
         check_size(tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0), max_pixels)
 
 
-class ShortError(Exception):
-    """A header is longer than the bytes read so far; ``needed`` is how many have to be read."""
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(needed)
-        self.needed = needed
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """The first bytes of a member."""
@@ -112,32 +104,21 @@ class Head:
     """The extension of the member, as stored."""
 
     def __call__(self, start: int, stop: int) -> bytes:
-        """Return some of the bytes.
-
-        Raises `ShortError` if they are not read yet, ``ValueError`` if the member ends before them.
-        """
-        if stop > self.size:
-            raise ValueError("it is cut short")
+        """Return some of the bytes. Raises ``ValueError`` if they are not read yet, or the member ends before them."""
         if stop > len(self.data):
-            raise ShortError(stop)
+            raise ValueError("it is cut short")
         return bytes(self.data[start:stop])
 
 
 def image_size(head: Head) -> tuple[int, int]:
     """Return (width, height) of an image once it is upright.
 
-    Raises `ShortError` if its header is longer than the bytes read so far, and ``ValueError`` for anything else than an
-    image.
+    Raises ``ValueError`` if its header is longer than the bytes read so far, and for anything else than an image.
     """
     extra("PIL", "images", "the size of images")
     from wdsdist.samples.images import decode
 
-    try:
-        return decode.image_size(head.data)
-    except SampleError:
-        if len(head.data) < head.size:
-            raise ShortError(len(head.data) + 1) from None
-        raise
+    return decode.image_size(head.data)
 
 
 def is_turned(orientation: int) -> bool:
