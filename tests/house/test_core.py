@@ -48,7 +48,7 @@ STILL_OVER = {
     "loader": 3_227,
     "curation": 2_825,
     "media": 862,
-    "packing": 5_520,
+    "packing": 5_513,
     "diagnostics": 2_533,
     "cli": 2_014,
 }

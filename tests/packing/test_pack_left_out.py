@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.packing import packed_members
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack, writer
@@ -20,14 +20,6 @@ from wdsdist.packing.destination import Place
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Sample
 
 DataBytes = Callable[[Path], dict[str, bytes]]
-
-
-def members(dest: Path) -> dict[str, bytes]:
-    found = {}
-    for path in sorted(dest.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            found.update({entry.name: tar.extractfile(entry).read() for entry in tar})  # type: ignore[union-attr]
-    return found
 
 
 def report(dest: Path) -> list[dict[str, Any]]:
@@ -61,7 +53,7 @@ def test_samples_that_cannot_be_read_are_left_out_whole(
     before_writing(change)
     manifest = pack(source, tmp_path / "dest", shard_samples=5, workers=workers, on_error="skip")
     lost = {"part0/xxxxx/0003", "part0/xxxxx/0006", "part0/xxxxx/0009", "part2/xxxxx/0038"}
-    assert members(tmp_path / "dest") == content(source, but=lost)
+    assert packed_members(tmp_path / "dest") == content(source, but=lost)
     reasons = {one["key"]: one["reason"] for one in report(tmp_path / "dest")}
     assert reasons.keys() == lost
     assert reasons["part0/xxxxx/0003"].startswith("part0/xxxxx/0003.bin has vanished since it was listed")
@@ -87,7 +79,7 @@ def test_a_file_that_fails_in_the_middle_leaves_nothing_of_its_sample(
 
     monkeypatch.setattr(os, "preadv", fail)
     pack(source, tmp_path / "dest", workers=1, on_error="skip")
-    assert members(tmp_path / "dest") == content(source, but={"part0/xxxxx/0003"})
+    assert packed_members(tmp_path / "dest") == content(source, but={"part0/xxxxx/0003"})
     assert verify(tmp_path / "dest") == []
     [one] = report(tmp_path / "dest")
     assert one["reason"] == "part0/xxxxx/0003.huge cannot be read: Input/output error"
@@ -173,7 +165,7 @@ def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, 
         writer.write_shard(place, "a.tar", given(GOOD[0], GOOD[1], sample))
     assert list(tmp_path.iterdir()) == []
     written = writer.write_shard(place, "a.tar", given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip")
-    assert list(members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
+    assert list(packed_members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
     assert [one.key for one in written.left_out] == [sample[0].encode("utf-8", "backslashreplace").decode()]
     size = (tmp_path / "a.tar").stat().st_size
     index = writer.whole_index(place, "a.tar", size, "skip")

@@ -11,20 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsdist
+from tests.support.packing import packed_members
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import table as tables
-
-
-def samples(folder: Path) -> dict[str, bytes]:
-    found = {}
-    for shard in sorted(folder.glob("*.tar")):
-        with tarfile.open(shard) as tar:
-            for entry in tar:
-                stream = tar.extractfile(entry)
-                assert stream is not None
-                found[entry.name] = stream.read()
-    return found
 
 
 def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +22,7 @@ def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkey
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
     monkeypatch.setattr(tables, "_BLOCK_BYTES", 300_000)
     pack(tmp_path / "t.parquet", tmp_path / "out", shard_samples=20, workers=2)
-    found = samples(tmp_path / "out")
+    found = packed_members(tmp_path / "out")
     assert sorted(found) == [f"{number:04}.raw" for number in range(400)]
     groups = [int(name[:4]) // 10 for name in found]
     assert groups != sorted(groups)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from tests.support.packing import packed_members
 from tests.support.photos import encode, exif, photo, psnr
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SampleError, SourceError
@@ -36,14 +36,6 @@ def opened(data: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(data))
     image.load()
     return image
-
-
-def members(folder: Path) -> dict[str, bytes]:
-    found = {}
-    for path in sorted(folder.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            found |= {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
-    return found
 
 
 def shrink(data: bytes, side: int = 100, quality: int = 90, **options: Any) -> bytes:
@@ -131,7 +123,7 @@ class TestADataSet:
     def test_large_images_become_small_and_all_else_stays(self, images: Path, tmp_path: Path) -> None:
         manifest = pack(images, tmp_path / "dest", shard_samples=3, max_side=100)
         assert verify(manifest) == []
-        for name, data in members(tmp_path / "dest").items():
+        for name, data in packed_members(tmp_path / "dest").items():
             original = (images / name).read_bytes()
             if name.endswith(".cls") or max(opened(original).size) <= 100:
                 assert data == original
@@ -243,7 +235,7 @@ class TestAStoredDataSet:
         (images / "3.jpg").rename(images / "3.webp")
         (images / "4.jpg").rename(images / "4.left.jpeg")
         pack(images, tmp_path / "dest", store="jpeg", quality=80)
-        names = members(tmp_path / "dest")
+        names = packed_members(tmp_path / "dest")
         assert {"3.jpg", "4.left.jpg", "5.jpg", "5.seg.png", "5.cls"} <= set(names)
 
     def test_two_images_of_a_sample_that_would_get_one_name_are_refused(self, images: Path, tmp_path: Path) -> None:

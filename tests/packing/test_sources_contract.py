@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsdist
-from tests.support.packing import pack_shown
+from tests.support.packing import pack_shown, packed_members
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import PackProgress, recognise
@@ -89,15 +89,6 @@ SOURCES: dict[str, Callable[[Path, dict[str, bytes]], Any]] = {
 each = pytest.mark.parametrize("kind", SOURCES)
 
 
-def packed(dest: Path) -> dict[str, bytes]:
-    """All members of a data set."""
-    found: dict[str, bytes] = {}
-    for path in sorted(dest.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            found |= {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
-    return found
-
-
 def tars(dest: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in dest.glob("*.tar*")}
 
@@ -107,7 +98,7 @@ def test_every_sample_is_packed_once_by_any_number_of_workers(kind: str, tmp_pat
     source = SOURCES[kind](tmp_path / "source", FILES)
     for workers in (1, 2):
         wdsdist.pack(source, tmp_path / str(workers), shard_samples=5, workers=workers)
-    assert packed(tmp_path / "1") == FILES
+    assert packed_members(tmp_path / "1") == FILES
     assert tars(tmp_path / "1") == tars(tmp_path / "2")
     assert verify(tmp_path / "1") == []
 
@@ -128,7 +119,9 @@ def test_a_page_named_as_an_image_is_an_error_or_left_out(kind: str, tmp_path: P
         wdsdist.pack(source, tmp_path / "raised", workers=1, **columns)
     manifest = wdsdist.pack(source, tmp_path / "left", on_error="skip", workers=1, **columns)
     assert (manifest.num_samples, manifest.extra["left_out"]) == (COUNT - 1, 1)
-    assert packed(tmp_path / "left") == {name: data for name, data in FILES.items() if not name.startswith("007")}
+    assert packed_members(tmp_path / "left") == {
+        name: data for name, data in FILES.items() if not name.startswith("007")
+    }
 
 
 @each

@@ -102,14 +102,14 @@ class ShardContents:
         try:
             for sample in samples:
                 try:
-                    one = self._add(batch, sample, most)
+                    following = self._add(batch, sample, most)
                 except SourceError as error:
                     self.leave_out(sample[0], error)
                     continue
-                if one is not None:  # there was no room for it
+                if following is not None:  # there was no room for it
                     if batch.samples:
                         yield batch
-                    batch = one
+                    batch = following
         except WdsdistError:
             raise
         except OSError as error:  # which would be taken for one of the place that is written to

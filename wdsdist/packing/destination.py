@@ -72,8 +72,8 @@ class Place:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file, by name; none if there is no such place."""
-        found = storage.list(self.location, self.options)
-        return {entry.name: entry.size for entry in found if not entry.is_folder}
+        entries = storage.list(self.location, self.options)
+        return {entry.name: entry.size for entry in entries if not entry.is_folder}
 
     def read(self, name: str) -> bytes:
         """Return a file. Raises ``FileNotFoundError``."""
@@ -169,7 +169,8 @@ def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], kn
     is appended to a ``known`` data set is reported behind what was left out of that.
     """
     lines = [
-        json.dumps({"key": one.key, "shard": shard, "reason": one.reason}).encode() + b"\n" for shard, one in left_out
+        json.dumps({"key": sample.key, "shard": shard, "reason": sample.reason}).encode() + b"\n"
+        for shard, sample in left_out
     ]
     if known is not None:
         with contextlib.suppress(FileNotFoundError):

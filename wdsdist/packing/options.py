@@ -188,6 +188,6 @@ class Options:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the options that decide what the shards hold, as JSON has them."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("decides")}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.metadata.get("decides")}
         images = asdict(values.pop("images"))
-        return values | {one.name: images[one.name] for one in fields(Images) if images[one.name] != one.default}
+        return values | {item.name: images[item.name] for item in fields(Images) if images[item.name] != item.default}

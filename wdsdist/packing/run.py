@@ -179,7 +179,7 @@ def pack_splits(
     splits = sources.splits_of(source, about)
     if checked.class_folders:
         notes = [sources.find(source, about, split=split).contents.notes for split in splits]
-        checked = replace(checked, classes=tuple(sorted({name for one in notes for name in one.get("classes", ())})))
+        checked = replace(checked, classes=tuple(sorted({name for note in notes for name in note.get("classes", ())})))
     return {
         split: run(source, storage.join(os.fspath(dest), split), replace(checked, split=split), progress, announce)
         for split in splits

@@ -116,14 +116,6 @@ def test_a_file_that_a_row_names_belongs_to_the_fingerprint(written: Any, tmp_pa
     assert find(path).digest != before
 
 
-def test_a_table_that_changes_after_it_was_listed_is_refused(written: Any) -> None:
-    path = written(records())
-    source = find(path)
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(SourceError, match="has changed since it was listed"):
-        members(source)
-
-
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 
+from tests.support.packing import packed_members
 from tests.support.tars import plain_tar, write_shard
 from tests.support.trees import PHOTOS, contents, unpack
 from wdsdist.errors import ArgumentError, SourceError
@@ -25,17 +26,6 @@ def write_tars(folder: Path, *shards: dict[str, bytes]) -> Path:
     return folder
 
 
-def read_all(folder: Path) -> dict[str, bytes]:
-    """All members of all shards, as Python's tarfile reads them."""
-    found: dict[str, bytes] = {}
-    for path in sorted(folder.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            for entry in tar:
-                assert entry.name not in found
-                found[entry.name] = tar.extractfile(entry).read()  # type: ignore[union-attr]
-    return found
-
-
 def test_what_wdsdist_packed_is_packed_anew_with_its_classes(tmp_path: Path) -> None:
     packed = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "small", shard_samples=5, class_folders=True)
     merged = [
@@ -45,7 +35,7 @@ def test_what_wdsdist_packed_is_packed_anew_with_its_classes(tmp_path: Path) -> 
     assert len({one.fingerprint for one in merged}) == 1
     assert [shard.num_samples for shard in merged[0].shards] == [20, 16]
     assert merged[0].extra["classes"] == packed.extra["classes"] == ["Zebra", "cat", "dog"]
-    assert read_all(tmp_path / "merged-1") == read_all(tmp_path / "small")
+    assert packed_members(tmp_path / "merged-1") == packed_members(tmp_path / "small")
     split = pack(tmp_path / "merged-2" / "index.json", tmp_path / "split", shard_samples=1, shuffle_seed=None)
     assert len(split.shards) == 36
 
@@ -82,7 +72,7 @@ def test_keys_that_occur_again_carry_the_number_of_their_shard_and_nothing_is_lo
         {"1.json": b"g", "3.txt": b"h"},
     )
     manifest = pack(tmp_path / "in", tmp_path / "out", shuffle_seed=None)
-    assert read_all(tmp_path / "out") == {
+    assert packed_members(tmp_path / "out") == {
         "1.txt": b"a", "2.txt": b"b", "2~2.txt": b"c", "1~~2.txt": b"d", "2~~2.txt": b"e", "3.txt": b"f",
         "1~~3.json": b"g", "3~~3.txt": b"h",
     }  # fmt: skip

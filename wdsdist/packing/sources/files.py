@@ -182,9 +182,12 @@ class Files:
             first = shown(listing.path(int(listing.sample_files[stray[0]])))
             count = int(np.diff(listing.sample_files)[stray].sum())
             skipped[f"file beside the class folders, such as {first}"] = count
-        left_out = sorted(self.left_out, key=lambda one: one.key)
+        left_out = sorted(self.left_out, key=lambda sample: sample.key)
         left_out += [LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)]
-        parts = (f"{state}\0{classes}\0{listing.digest}\n", *(f"{one.key}\0{one.reason}\n" for one in left_out))
+        parts = (
+            f"{state}\0{classes}\0{listing.digest}\n",
+            *(f"{sample.key}\0{sample.reason}\n" for sample in left_out),
+        )
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}

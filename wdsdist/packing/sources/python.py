@@ -198,9 +198,10 @@ class ItemEncoder:
         if known is None:
             raise SourceError(f"field {name!r} holds an array, but not in the first samples: name it {name}.npy")
         if known != own:
-            one, other = (f"{np.dtype(kind['dtype']).name} {kind['shape']}" for kind in (own, known))
+            type_name, first = (f"{np.dtype(kind['dtype']).name} {kind['shape']}" for kind in (own, known))
             raise SourceError(
-                f"field {name!r} holds {one}, but {other} in the first samples: make all alike, or name it {name}.npy"
+                f"field {name!r} holds {type_name}, but {first} in the first samples: make all alike, or name it "
+                f"{name}.npy"
             )
         return array.tobytes()
 

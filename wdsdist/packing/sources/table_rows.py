@@ -158,8 +158,8 @@ class Rows:
             number = member.columns[0]
             column = self._layout.columns[number]
             if member.form == "object":
-                values = [(self._layout.columns[one], self._value(one, row)) for one in member.columns]
-                content = {one.name: _plain(one, value) for one, value in values}
+                values = [(self._layout.columns[index], self._value(index, row)) for index in member.columns]
+                content = {part.name: _plain(part, value) for part, value in values}
                 yield member.extension, _encoded("json", content, column)
             elif column.content == "bytes":
                 if (data := self._bytes(number, row, column)) is not None:
@@ -208,9 +208,9 @@ def _plain(column: Column, value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, np.ndarray)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(column, one) for one in value]
+        return [_plain(column, item) for item in value]
     if isinstance(value, dict):
-        return {name: _plain(column, one) for name, one in value.items()}
+        return {name: _plain(column, item) for name, item in value.items()}
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, bytes):

@@ -128,7 +128,7 @@ class Shards:
         """int64: the samples whose members may need more than plain headers, with so many bytes behind their keys."""
         lengths = np.diff(index.key_starts) * (3 if self.escape else 1) + suffix  # an escape takes three bytes for one
         extensions = [extension.encode() for extension in index.extensions]
-        longest = max(len(one) + (0 if one.isascii() else PLAIN_NAME) for one in extensions)
+        longest = max(len(extension) + (0 if extension.isascii() else PLAIN_NAME) for extension in extensions)
         odd = lengths + 1 + longest > PLAIN_NAME
         odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
         odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
@@ -177,7 +177,7 @@ def find(candidate: Candidate, options: Options) -> Source | None:
                     location if options.kind == "webdataset" else None
                 )
         elif isinstance(shards, (list, tuple)):
-            shards = shards if shards and all(isinstance(one, (str, os.PathLike)) for one in shards) else None
+            shards = shards if shards and all(isinstance(shard, (str, os.PathLike)) for shard in shards) else None
         elif not isinstance(shards, Manifest):
             shards = None
         if shards is None:
