@@ -149,7 +149,7 @@ def test_batches_of_different_fields_say_which_data_sets_differ(
             ("photos", "drawings")}  # fmt: skip
     message = (
         r"samples 'k\d+' of '(photos|drawings)' and 'k\d+' of '(photos|drawings)' do not have the same fields "
-        r"\(cls, jpg, json, png in one only\): make them alike with fields= or transform= of each data set"
+        r"\(cls, jpg, json, png in one only\): name the fields that all samples have"
     )
     with pytest.raises(SampleError, match=message):
         next(iter(StreamingDataLoader(wdsdist.mix(both), 4, num_workers=workers)))

@@ -88,7 +88,7 @@ def test_a_server_without_ranges_streams_the_whole(folder: Path) -> None:
     with served(folder, ranges=False) as web:
         found = remotetar.index_remote(f"{web.url}/large.tar", len(tar("large.tar")))
     assert found.sha256 == tarindex.scan_shard(folder / "large.tar").sha256
-    assert web.sent < 2 * len(tar("large.tar"))  # for a part it is not asked to send the whole
+    assert web.sent < 2.5 * len(tar("large.tar"))  # for a part it is not asked to send the whole
 
 
 def test_a_remote_tar_that_is_cut_is_damage_that_names_its_url(web: Web, folder: Path) -> None:

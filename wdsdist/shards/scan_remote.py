@@ -7,11 +7,13 @@ megabyte or two: only members larger than that are worth skipping.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from wdsdist import storage
 from wdsdist._util.host import temporary_dir
-from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.errors import StorageError
 from wdsdist.shards import scan_local
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.index.build import from_entries
@@ -35,10 +37,9 @@ class _TooFineError(Exception):
 class _Ranges:
     """A remote file as a buffer whose parts are fetched on access, once each."""
 
-    def __init__(self, location: str, size: int, options: storage.StorageOptions | None) -> None:
-        self._location = location
+    def __init__(self, size: int, read: Callable[..., bytes]) -> None:
         self._size = size
-        self._options = options
+        self._read = read
         self._part = 0, b""  # what was fetched last, and where it starts
         self.requests = 0
 
@@ -57,9 +58,8 @@ class _Ranges:
             raise _TooFineError
         least = _REQUEST if self.requests else _FIRST
         end = min(max(stop, start + least), self._size)
-        part = storage.read(self._location, self._options, start=start, stop=end)
         self.requests += 1
-        return part
+        return self._read(start=start, stop=end)
 
 
 def index_remote(
@@ -69,10 +69,11 @@ def index_remote(
     *,
     skip: bool = False,
     key_rule: str = FIRST_DOT,
+    deadline: storage.Deadline | None = None,
 ) -> ShardIndex:
     """Return the index of a remote tar of ``size`` bytes; ``None`` if its store does not give the size.
 
-    ``skip`` and ``key_rule`` are as `from_members` takes them. If only the headers were read, it holds no digest.
+    ``skip`` and ``key_rule`` are as `from_entries` takes them. If only the headers were read, it holds no digest.
 
     Raises `NotFoundError`, `StorageError`, and `ShardDamagedError` for a tar that cannot be read without losing
     samples.
@@ -81,14 +82,12 @@ def index_remote(
     name = storage.split(location)[1]
     if size is not None and size > 2 * _FIRST and not is_compressed(name):
         try:
-            ranges = _Ranges(location, size, options)
+            ranges = _Ranges(size, partial(storage.read, location, options, deadline=deadline))
             members = entries(ranges, label=label)
             return from_entries(members, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{label} does not exist") from error
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / name
-        storage.fetch(location, path, options, size=size)
+        storage.fetch(location, path, options, size=size, deadline=deadline)
         return scan_local.scan_shard(path, label=label, skip=skip, key_rule=key_rule)

@@ -92,7 +92,9 @@ def _remote_index(manifest: Manifest, number: int, deadline: storage.Deadline | 
 
     size = int(manifest.sizes[number])
     try:
-        return scan_remote.index_remote(location, size if size >= 0 else None, options, key_rule=manifest.key_rule)
+        return scan_remote.index_remote(
+            location, size if size >= 0 else None, options, key_rule=manifest.key_rule, deadline=deadline
+        )
     except FileNotFoundError as error:
         raise NotFoundError(f"shard {manifest.shown_name(number)} does not exist") from error
 
