@@ -232,6 +232,18 @@ def test_what_is_fetched_ahead_takes_no_place_of_what_is_needed() -> None:
             store.heal()
 
 
+def test_what_is_fetched_ahead_frees_its_thread_soon_if_the_store_fails(web: Remote) -> None:
+    web.proxy.rules(Rule("status", 500))
+    with (
+        use_policy(RequestPolicy(first_pause=0.01)),
+        storage.begin_ranges(
+            web.location, [(0, PART)], lambda *_: None, deadline=Deadline(300), is_ahead=True
+        ) as download,
+        pytest.raises(StorageError, match=r"\(4 attempts in"),
+    ):
+        download.result()
+
+
 def exit_status(action: Callable[..., None], *arguments: Any) -> int | None:
     """Do something in a forked child, and return how that ended."""
     child = multiprocessing.get_context("fork").Process(target=action, args=arguments)

@@ -34,6 +34,8 @@ Range = tuple[int, int | None]
 _THREADS = 16
 _IDLE = 5.0
 """Seconds that a thread without work waits for more."""
+_ATTEMPTS_AHEAD = 4
+"""Attempts at what is fetched ahead; then its thread is free for other requests, and its chunks for a batch."""
 _GRACE = 2.0
 """Seconds beyond the deadline for a thread to say what failed."""
 
@@ -195,6 +197,8 @@ class Download:
                         s3.forget()
                     self._attempts = attempts
                     pause = attempts.failed(failure)
+                    if self.request.is_ahead and attempts.failures == _ATTEMPTS_AHEAD:
+                        raise_alone(attempts.over())
                     self.request.failed(failure, attempts.failures)
                 self._stopped.wait(pause)
         except _Cancelled:
