@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _PATIENCE = 60.0
 """Seconds to wait for the transactions of other processes."""
 _LONGEST_PAUSE = 0.003
+_LEAST_DISK = 1 << 20
+"""Bytes of disk that the catalog needs at most."""
 _SLACK = 16
 """Part of the limit up to which an eviction frees more than is missing: to choose the copies takes 15 ms for 2,000."""
 _VERSION = 1
@@ -214,6 +217,8 @@ class Catalog:
         import sqlite3
 
         make_root(self._root)
+        if self._limit is not None:
+            self._free_disk()
         self._locks = LockableFile(self._root / LOCKS, writable=True, create=True)
         self._reader = 0
         if self._path.is_symlink():  # SQLite would follow it
@@ -236,6 +241,13 @@ class Catalog:
         database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
         self._database, self._inode = database, self._path.stat().st_ino
         return database
+
+    def _free_disk(self) -> None:
+        """Evict copies from a disk that is too full for the catalog, the oldest first."""
+        for path in sorted(self._root.glob("*/*-*.tar"), key=lambda path: path.lstat().st_mtime):
+            if shutil.disk_usage(self._root).free >= _LEAST_DISK:
+                break
+            self._evict(f"{path.parent.name}/{path.name}")
 
 
 def _begin(database: sqlite3.Connection) -> None:

@@ -10,13 +10,13 @@ fetched when it is needed, and raises its error then.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.cached_shards import CachedShards
 from wdsdist.errors import WdsdistError
@@ -154,16 +154,15 @@ class Prefetch:
         """Fetch the nearest shard, together with other threads, until `close`; the target of each thread."""
         self._may_begin.wait()
         while (shard := self._nearest()) is not None:
-            has_room = is_done = True
-            try:
+            has_room = True
+            # The batch that needs the shard asks again with all retries, and raises the error.
+            with contextlib.suppress(WdsdistError):
                 has_room = self._source.cache.fetch_ahead(self._source.shard(shard), self._epoch(shard))
-            except WdsdistError as error:  # the batch that needs the shard raises it
-                is_done = getattr(error, "kind", "") not in storage.PASSING
             with self._changed:
                 # Without room all wait for the next batch: a shard that is needed later must not take the room that a
                 # nearer one lacks.
                 self._is_full = self._is_full or not has_room
-                if has_room and is_done:
+                if has_room:
                     self._done.add(shard)
 
     def _nearest(self) -> int | None:

@@ -83,7 +83,8 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
                 _check_cut("extended header", size, data, end)
                 if size > _LONGEST_HEADER:
                     raise _HeaderError(f"an extended header of {size:,} bytes, more than any file needs, starts")
-                _read_extended(kind, buffer[data : data + size], names, sizes)
+                # As tarfile does, a long name is read up to its NUL, also beyond the size.
+                _read_extended(kind, buffer[data : following if kind == LONG_NAME else data + size], names, sizes)
                 extended, offset = kind, following
                 continue
             if len(names) > 1 or len(sizes) > 1:
