@@ -22,7 +22,8 @@ from wdsdist.errors import CacheError
         pytest.param(
             2,
             marks=pytest.mark.xfail(
-                reason="with workers, a catalog that was written on a full disk may lack copies: open fault", strict=False
+                reason="with workers, a catalog that was written on a full disk may lack copies: open fault",
+                strict=False,
             ),
         ),
     ],
