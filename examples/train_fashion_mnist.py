@@ -110,7 +110,7 @@ def report(line: str) -> None:
 
 
 def check(promise: str, holds: bool) -> None:
-    """Print a promise and whether it holds; end the run if it does not."""
+    """Check a promise: print whether it holds, and exit with an error if it does not."""
     report(f"    {'ok ' if holds else 'BROKEN'} {promise}")
     if not holds:
         raise SystemExit(1)

@@ -204,7 +204,7 @@ def run(work: Path, processes: int, first: int, last: int, name: str) -> list[di
 
 
 def check(promise: str, holds: bool) -> None:
-    """Print a promise and whether it holds; end the run if it does not."""
+    """Check a promise: print whether it holds, and exit with an error if it does not."""
     print(f"    {'ok ' if holds else 'BROKEN'} {promise}", flush=True)
     if not holds:
         raise SystemExit(1)

@@ -199,7 +199,7 @@ VALUES = st.recursive(
 
 
 def walked(value: Any, path: list[str]) -> Any:
-    """Return what `value_at` should find."""
+    """Return the value at a path in a JSON value, as an oracle for `value_at`."""
     for part in path:
         if isinstance(value, list) and part.isdigit():
             value = value[int(part)] if int(part) < len(value) else None

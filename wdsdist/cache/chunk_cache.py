@@ -20,7 +20,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.host import user_cache_dir
+from wdsdist._util.host import shard_cache_dir
 from wdsdist.cache import chunk_file, folder
 from wdsdist.cache.catalog import Catalog
 from wdsdist.cache.chunk_file import CHUNK, REQUEST, ChunkFile, Claim
@@ -68,7 +68,7 @@ class ChunkCache:
     def __init__(self, options: CacheOptions) -> None:
         self.options = options
         self.limit = options.limit
-        self.root = options.folder or user_cache_dir() / "shards"
+        self.root = shard_cache_dir(options.folder)
         """The folder, which need not exist."""
         self.catalog = Catalog(self.root, self.limit, self.evict)
         self.counters = dict.fromkeys(Counters._fields, 0)
@@ -285,7 +285,7 @@ class ChunkCache:
             self._give_up(shard, file)
 
     def _give_up(self, shard: CopiedShard, file: LockableFile) -> None:
-        """Delete a new copy; its file goes on in memory."""
+        """Delete a new cached copy of a shard, and continue with a file in memory."""
         os.truncate(file.fileno(), 0)  # no other process locks an empty file
         file.move_to_memory()
         self.catalog.remove(shard.key)

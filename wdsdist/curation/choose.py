@@ -181,7 +181,7 @@ def _again(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manifest:
 
 
 def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.NDArray[np.float64], str | float]:
-    """Return float64 [samples]: one number for all, the numbers in a column, or of an array; and what a view records.
+    """Return repeat counts or lengths, float64 [samples], of a number, column or array, and their note for the view.
 
     A view cannot be made again by an array, which it does not hold.
     """

@@ -160,7 +160,7 @@ def load(manifest: Manifest, name: str, folder: Path | None = None) -> StoredCol
 
 
 def load_or_warn(manifest: Manifest, name: str, folder: Path | None = None) -> StoredColumn | None:
-    """Open a column of a data set; a file that cannot be used is a warning, as it is written again."""
+    """Open the Parquet file of a column; warn and return ``None`` if it is damaged, because it is replaced."""
     try:
         return load(manifest, name, folder)
     except IndexFormatError as error:

@@ -327,7 +327,7 @@ def _advice(reader: ColumnReader, tables: Sequence[Table], on: str, label: str) 
 
 
 def _shape(value: str) -> str:
-    """Return what values of one kind share: letters, digits and separators, as they begin.
+    """Return the pattern of a join value: the first letters, digits and separators, which similar values share.
 
     >>> _shape("https://a.b/c") == _shape("http://x.y/z/0.jpg"), _shape("000012") == _shape("cat")
     (True, False)

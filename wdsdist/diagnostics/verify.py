@@ -408,7 +408,7 @@ def repair(
 
 
 def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], source: Location | None) -> str:
-    """Repair one shard as far as possible; return what was done."""
+    """Repair one shard: rebuild its index or replace its tar; return a description of the repair."""
     if storage.is_remote(task.location):
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
     path, data = storage.local_path(task.location), manifest.part(number)[0]

@@ -36,7 +36,7 @@ class ClipReader:
     def of(
         cls, track: Track, take: Callable[[Any, list[int]], None], *, frames: int, stride: int, fps: Fraction | None
     ) -> ClipReader:
-        """Make a reader of a video. ``fps`` is frames a second, ``None`` for every ``stride``-th frame."""
+        """Make the clip reader of a video track. ``fps``: frames per second; ``None``: every ``stride``-th frame."""
         rate = fps or track.stream.average_rate or track.stream.guessed_rate or Fraction(25)
         return cls(track, frames, stride, 1 / (rate * track.tick), fps is not None, take)
 

@@ -98,7 +98,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def media_decoder(form: str, kind: str) -> Callable[[Any], Any] | None:
-    """Return what decodes a type of file in a form of images or ``"audio"``; ``None`` for other types."""
+    """Return the decoder of images or audio for a file type and a form of ``decode=``; ``None`` for other types."""
     if form in IMAGE_FORMS and kind in IMAGE_TYPES:
         from wdsdist.samples.images.decode import DecodeImage
 

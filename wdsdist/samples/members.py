@@ -240,7 +240,7 @@ class Members:
             raise self._bad_sample(row, message, field, str(error), is_advised=is_advised) from error
 
     def _transformed(self, row: int, entries: Sample) -> Any:
-        """Return what the transform makes of a sample; its error names the shard and the sample."""
+        """Apply the transform to a sample; an error names the shard and the key."""
         rows, shard = self.rows, self.rows.shards[row]
         spec = rows.specs[shard]
         if spec.transform is None:

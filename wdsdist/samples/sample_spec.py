@@ -165,7 +165,7 @@ class Decoder:
         return step
 
     def _function(self, name: str, field: str) -> Callable[..., Any] | None:
-        """Return what decodes an extension, or any member of a field; ``None`` if members stay bytes."""
+        """Return the decoder of an extension or a field; ``None`` if members stay bytes."""
         known, kind = self._functions, last_part(name)
         function = known.get(name) or known.get(kind) or media_decoder(self._form, kind) or known.get(field)
         return function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)

@@ -241,7 +241,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
 
 
 def _known(location: str, locations: list[str], options: storage.StorageOptions) -> Manifest | None:
-    """Return the data set of the index.json that is to be replaced; ``None`` if there is no readable one.
+    """Load the existing index.json before it is overwritten; return ``None`` if none can be read.
 
     Raises `DestinationExistsError` if it lists further tars, which readers of the folder would lose, and
     `NotFoundError` if some of the tars belong to an append that was not finished.
@@ -271,7 +271,7 @@ def _known(location: str, locations: list[str], options: storage.StorageOptions)
 
 
 def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
-    """Return the notes of the index.json that is to be replaced which a scan of the tars cannot find.
+    """Return the notes to keep from the old index.json: class names and generations, which no tar holds.
 
     Notes on how the data set has grown are kept if the shards that it had are the first of the new one.
     """

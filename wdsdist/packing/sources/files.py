@@ -218,7 +218,7 @@ class Files:
         return Source(kind, label, hashlib.sha256("".join(parts).encode()).hexdigest(), load)
 
     def _checked(self, path: str | bytes, problem: str) -> str:
-        """Return what is wrong with a path; raise it as `SourceError` if errors are not skipped."""
+        """Return the error message for a path under ``on_error="skip"``; otherwise raise it as `SourceError`."""
         problem = f"{shown(path).rstrip('/')} {problem}"
         if self.on_error == "raise":
             raise SourceError(f"{shown(self.label)}/{problem}; or leave it out with on_error='skip'")

@@ -253,7 +253,7 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A source whose kind is to be detected, as the user gave it."""
+    """The argument ``source`` of `pack`, before its kind is detected."""
 
     given: object
 

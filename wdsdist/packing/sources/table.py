@@ -153,7 +153,7 @@ class _RowSamples:
     """Some rows of a table as samples, read where they are written."""
 
     source: Any
-    """A `_Files`, or a carried table of a ``Dataset``; rows of a text file, as other processes do not see its copy."""
+    """Table files (`_Files`), a carried ``Dataset``, or rows of a text file, whose copy other processes cannot see."""
     names: list[str]
     """The columns that are read."""
     layout: Layout

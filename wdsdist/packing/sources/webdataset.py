@@ -86,7 +86,7 @@ class Shards:
     """Whether keys hold dots, and are packed as `escaped` writes them."""
 
     def contents(self, notes: Mapping[str, Any], left_out: Sequence[LeftOut]) -> Contents:
-        """Return the samples; ``notes`` are what ``index.json`` says of the data set and stays true."""
+        """Return the contents to pack. ``notes`` are the entries of the source's ``index.json`` that stay true."""
         starts = np.cumsum([0, *(index.num_samples for index in self.indexes)], dtype=np.int64)
         renamed, separator = self.repeated_keys()
 
@@ -135,7 +135,7 @@ class Shards:
         return np.flatnonzero(odd)
 
     def repeated_keys(self) -> tuple[set[int], str]:
-        """Return the numbers of the samples with the key of an earlier one, and what goes before a shard's number.
+        """Return the numbers of samples with duplicate keys, and the separator before a shard number in their new keys.
 
         That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in
         some 400,000 data sets: it is renamed without need.

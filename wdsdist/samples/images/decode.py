@@ -93,7 +93,7 @@ class EncodedImage:
         return (height, width) if is_turned(turn) else (width, height)
 
     def pixels(self, min_width: int = 0, min_height: int = 0) -> Pixels:
-        """Return the upright pixels, [height, width, 3], of the smallest scale with so many of them."""
+        """Decode upright pixels, uint8 [height, width, 3], at the smallest scale of at least this width and height."""
         pixels = self._turbo_pixels(min_width, min_height)
         if pixels is not None:
             return pixels

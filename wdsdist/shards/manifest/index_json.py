@@ -79,7 +79,7 @@ def file_name(name: str | None) -> str:
 
 
 def report_of(location: str) -> str:
-    """Return the location of the report of what `wdsdist.index` left out, beside an ``index.json``."""
+    """Return the location of ``index-report.jsonl``, the skipped samples of `wdsdist.index`, beside an index.json."""
     return f"{location.removesuffix('.json')}-report.jsonl"
 
 
@@ -173,7 +173,7 @@ def _load_remote(
 
 
 def _has_its_digest(content: bytes) -> bool:
-    """Return whether an index agrees with the digest in it; true if it states no digest."""
+    """Return whether an index.json matches its own SHA-256 digest (``index_sha256``); true if it has none."""
     stated = _STATED.search(content)
     if stated is None:
         return True
@@ -294,7 +294,7 @@ def _notes(notes: Any) -> dict[str, Any]:
 
 
 def _is_of_type(value: Any, kind: Any) -> bool:
-    """Return whether a value is a string, a count, or a list or an object of these, as ``kind`` says."""
+    """Check the type of a note in index.json: a string, a count, or a list or object of these, as in ``kind``."""
     if isinstance(kind, list):
         return isinstance(value, list) and all(_is_of_type(item, kind[0]) for item in value)
     if isinstance(kind, dict):

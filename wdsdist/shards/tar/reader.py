@@ -111,7 +111,7 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
 
 
 def _is_sum(block: bytes, total: int) -> bool:
-    """Return whether a header states the sum of its bytes in another spelling than nearly all writers do."""
+    """Return whether the checksum of a tar header is right, though spelled in a rare way."""
     stated = octal(block[148:156])
     if stated < 0 or (stated - total) % _PRIME == 0:
         return stated >= 0
@@ -120,7 +120,7 @@ def _is_sum(block: bytes, total: int) -> bool:
 
 
 def _read_extended(kind: int, body: bytes, names: set[str], sizes: set[int]) -> None:
-    """Add what an extended header says of the entry after it."""
+    """Parse a PAX or GNU extended header: add the name and size that it gives the next entry."""
     if kind == LONG_NAME:
         names.add(decode(body))
     if kind in (LONG_NAME, LONG_LINK):
