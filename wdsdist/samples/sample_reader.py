@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import Replaced
+from wdsdist.samples.bad_samples import Replaced, described
 from wdsdist.samples.collate import collate
 from wdsdist.samples.marks import Part
-from wdsdist.samples.members import BAD, Members, Rows
+from wdsdist.samples.members import Members, Rows
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
@@ -100,7 +100,7 @@ class SampleReader:
         padded = None if padding is None else np.array([padding])
         try:
             rows = self._rows(np.array([shard]), np.array([sample]), np.array([epoch]), padded)
-            return self._sample(Members(rows, self._optional, strict=strict), 0, epoch)
+            return self._sample(Members(rows, self._optional), 0, epoch, strict=strict)
         finally:
             self.source.release()  # a sample holds copies
 
@@ -162,28 +162,29 @@ class SampleReader:
             shards=[opened[number] for number in numbers],
             samples=stored,
             seeds=seeds,
-            padding=None if padding is None else padding.tolist(),
+            padding=[None] * len(numbers) if padding is None else padding.tolist(),
             parts=self._parts(shards, samples),
         )
 
-    def _parts(self, shards: Int64s, samples: Int64s) -> list[Part] | None:
-        """Return which part of its record each sample is, or ``None`` if the data set has whole samples."""
+    def _parts(self, shards: Int64s, samples: Int64s) -> Sequence[Part | None]:
+        """Return which part of its record each sample is; ``None`` for each if the data set has whole samples."""
         parts = self._manifest.parts_of(shards, samples)
-        return None if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
+        return [None] * len(shards) if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
 
-    def _sample(self, members: Members, row: int, epoch: int) -> Any:
+    def _sample(self, members: Members, row: int, epoch: int, *, strict: bool = False) -> Any:
         """Return a sample of a batch, or its substitute: the first good sample of its shard in the order of a hash.
 
         Samples that fit into the batch come first. The hash is of the seed, the epoch and the sample: the substitute is
         the same on a rerun, after a resume, and with any number of workers and ranks.
         """
-        value = members.sample(row)
-        if value is not BAD:
-            return value
+        try:
+            return members.sample(row)
+        except Exception as error:
+            if strict or not members.replaces(row, error):
+                raise
+            bad = self._note(members.rows, row, error)
         self._num_replaced += 1
-        rows, shard = members.rows, members.rows.shards[row]
-        bad = self._note(rows, row, *members.bad[row])
-        part = rows.part(row)
+        rows, shard, part = members.rows, members.rows.shards[row], members.rows.parts[row]
         key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, rows.samples[row], *(part[:1] if part else ()))
         numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
         stored = [shard.stored(number) for number in numbers.tolist()]
@@ -194,23 +195,25 @@ class SampleReader:
         for number, sample in zip(numbers.tolist(), stored, strict=True):
             if sample == rows.samples[row]:
                 continue
-            parts = self._parts(np.array([shard.number]), np.array([number]))
-            substitute = Members(rows.substitute(row, sample, None if parts is None else parts[0]), self._optional)
-            value = substitute.sample(0)
-            if value is not BAD:
-                return value
-            self._note(substitute.rows, 0, *substitute.bad[0])
+            (part,) = self._parts(np.array([shard.number]), np.array([number]))
+            substitute = Members(rows.substitute(row, sample, part), self._optional)
+            try:
+                return substitute.sample(0)
+            except Exception as error:
+                if not substitute.replaces(0, error):
+                    raise
+                self._note(substitute.rows, 0, error)
         raise SampleError(
             f"{shard.name} has no good sample among its {shard.num_samples:,} to replace {bad.key!r} "
             f"({bad.field or 'sample'}: {bad.reason}): leave the shard out, or correct its data, fields=, decode= or "
             f"transform="
         )
 
-    def _note(self, rows: Rows, row: int, field: str, reason: str) -> BadEntry:
+    def _note(self, rows: Rows, row: int, error: Exception) -> BadEntry:
         """Note a bad sample of the batch, and return its entry in a quarantine file."""
         from wdsdist.shards.quarantine import BadEntry
 
-        shard, part = rows.shards[row], rows.part(row)
+        (field, reason), shard, part = described(error), rows.shards[row], rows.parts[row]
         if part and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
         manifest, number = self._manifest.part(shard.number)

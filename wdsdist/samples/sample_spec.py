@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,9 +23,9 @@ from wdsdist.samples.codecs import (
     missing_package,
     read_npy,
 )
-from wdsdist.samples.collate import Buffer, Sample, Stacked
+from wdsdist.samples.collate import Buffer, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, Fields
-from wdsdist.samples.marks import Part, call, is_parted, is_seeded
+from wdsdist.samples.marks import Part, caller, is_seeded
 
 Decode = bool | str | Mapping[str, Any] | None
 """What ``decode=`` takes: ``None``, ``True``, a form of images, ``"audio"``, or functions and dtypes by extension."""
@@ -35,46 +34,28 @@ Unzip = Callable[[bytes, int, int], bytes]
 """Unpacks gzip data; takes the number of the gzip layer, from 1, and the most bytes that may come out."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """How the members of one field and extension are decoded."""
+    """How the members of one field and extension are decoded: unpacked from layers of gzip, and read."""
 
-    function: Callable[..., Any]
-    layers: int
-    """Layers of gzip to unpack before."""
-    reads_views: bool = field(init=False)
-    """Whether the function takes a view of bytes."""
-    is_marked: bool = field(init=False)
-    """Whether the function takes a seed or a part."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reads_views", getattr(self.function, "reads_views", False))
-        object.__setattr__(self, "is_marked", is_seeded(self.function) or is_parted(self.function))
-
-    def __call__(self, data: Buffer, seed: int, part: Part | None) -> Any:
-        data = data if self.reads_views else bytes(data)
-        return call(self.function, data, seed, part) if self.is_marked else self.function(data)
-
-    @property
-    def is_raw(self) -> bool:
+    def __init__(self, function: Callable[..., Any], layers: int) -> None:
+        call = caller(function)
+        reads_views = getattr(function, "reads_views", False)  # others take bytes
+        self.read: Callable[[Buffer, int, Part | None], Any] = (
+            call if reads_views else lambda data, seed, part: call(bytes(data), seed, part)
+        )
+        """Takes the unpacked bytes, the seed and the part."""
+        self.layers = layers
+        self.is_raw = function is bytes and not layers
         """Whether members stay bytes."""
-        return self.function is bytes and not self.layers
-
-    @property
-    def plain(self) -> Callable[[Buffer], Any] | None:
-        """The function of a member's stored bytes, if these alone decide the value."""
-        if self.layers or self.is_marked:
-            return None
-        function = self.function
-        return function if self.reads_views else lambda data: function(bytes(data))
+        self._function = function
 
     def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
         """Stack the members of a column into one tensor; return ``None`` if each must be decoded by itself."""
         if self.layers:
             return None
-        if self.function is read_npy:
+        if self._function is read_npy:
             return stacked_npy(parts)
-        return self.function.stacked(parts) if isinstance(self.function, RawArray) else None
+        return self._function.stacked(parts) if isinstance(self._function, RawArray) else None
 
 
 class Decoder:
@@ -201,7 +182,7 @@ class Decoder:
                     unpacked = compression.unzip(bytes(unpacked), EXPANSION_LIMIT)
                 else:
                     unpacked = unzip(bytes(unpacked), layer, EXPANSION_LIMIT)
-            return step(unpacked, seed, part)
+            return step.read(unpacked, seed, part)
         except (SampleError, ExtraMissingError):
             raise
         except Exception as error:
@@ -253,13 +234,3 @@ class SampleSpec:
     def needs_seeds(self) -> bool:
         """Whether decoding or transforming a sample needs a seed."""
         return is_seeded(self.transform) or self.decoder.is_seeded
-
-    def transformed(self, sample: Sample, seed: int, part: Part | None = None) -> Any:
-        """Apply the transform to a sample."""
-        if self.transform is None:
-            return sample
-        return call(self.transform, sample, seed, part) if self._is_marked else self.transform(sample)
-
-    @functools.cached_property
-    def _is_marked(self) -> bool:
-        return is_seeded(self.transform) or is_parted(self.transform)
