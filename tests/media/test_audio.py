@@ -144,7 +144,7 @@ def test_a_small_file_of_many_samples_is_refused() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"seconds": 0}, "seconds is 0: it must be between"),
+        ({"seconds": 0}, "seconds is 0: it must be a number between"),
         ({"rate": 8}, "rate is 8"),
         ({"channels": 3}, "channels is 3: it must be 1, 2 or None"),
         ({"at": -1}, "at is -1"),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.media import recording, video
 from wdsdist.errors import SampleError
-from wdsdist.media.length import check_media
+from wdsdist.media.containers import check_media
 from wdsdist.samples.check import SampleCheck
 
 pytest.importorskip("av")

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from tests.support import media
 from tests.support.tars import npy_bytes
 from wdsdist.curation.fields import array_layout
-from wdsdist.media.length import recording
+from wdsdist.media.containers import recording
 from wdsdist.samples.images import decode
 from wdsdist.samples.images.header import Head, image_size
 

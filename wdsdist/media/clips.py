@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import as_number, check_integer
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
+from wdsdist.media.audio import MAX_SAMPLES, read_audio
 from wdsdist.media.containers import Place, Track, opened
-from wdsdist.media.video import ClipReader
 from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import Part, is_seeded, parted, seeded
@@ -109,22 +109,69 @@ class Clip:
             from av.video.reformatter import VideoReformatter
 
             reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
-            fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
             track = Track(container, "video", len(data))
-            reader = ClipReader.of(track, take, frames=self.frames, stride=self.stride or 1, fps=fps)
             context = track.stream.codec_context
-            self._check_size(context.width, context.height)
+            width, height = context.width, context.height
+            check_size(width, height, self.max_pixels)
+            if self.size is None and self.frames * width * height > self.max_pixels:
+                raise SampleError(
+                    f"{self.frames:,} frames of {width:,} x {height:,} pixels are more than max_pixels, "
+                    f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
+                )
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            reader.read(place, may_repeat=self.short == "pad")
+            self._read(track, place, take)
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
-    def _check_size(self, width: int, height: int) -> None:
-        check_size(width, height, self.max_pixels)
-        if self.size is None and self.frames * width * height > self.max_pixels:
-            raise SampleError(
-                f"{self.frames:,} frames of {width:,} x {height:,} pixels are more than max_pixels, "
-                f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
-            )
+    def _read(self, track: Track, place: Place, take: Callable[[Any, list[int]], None]) -> None:
+        """Decode the clip at a place of a video, and pass its frames with their numbers in the clip to ``take``.
+
+        If the headers do not give the length of the video, or a wrong one, all packets are read first, and the frames
+        are passed again from the first on. Times are in ticks of the stream.
+        """
+        fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
+        rate = fps or track.stream.average_rate or track.stream.guessed_rate or Fraction(25)
+        stride = self.stride or 1
+        step = stride / (rate * track.tick)
+        reach = int((self.frames - 1) * step)
+
+        def decode(start: int, *, is_last: bool) -> bool:
+            """Take the frames of a clip from a time on; return whether there are all, or the last one is repeated."""
+            number = passed = 0  # the next frame of the clip, and frames of the video since the first one
+            shown = None
+            for shown, following in pairwise(chain(track.frames_from(start), [None])):
+                until = shown.pts + (shown.duration or 1) if following is None else following.pts
+                numbers: list[int] = []
+                if fps is not None:
+                    while number < self.frames and start + int(number * step) < until:
+                        numbers.append(number)
+                        number += 1
+                elif until > start:
+                    if passed == number * stride:
+                        numbers, number = [number], number + 1
+                    passed += 1
+                if numbers:
+                    take(shown, numbers)
+                if number == self.frames:
+                    return True
+            if shown is not None and is_last:
+                take(shown, [*range(number, self.frames)])
+            return shown is not None and is_last
+
+        span = track.span
+        if span is not None and decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False):
+            return
+        times, end = track.times()
+        if fps is not None:
+            start = times[0] + place.begin(end - times[0], reach)
+            is_short = start + reach >= end
+        else:
+            first = place.begin(len(times), (self.frames - 1) * stride)
+            start, is_short = times[first], first + (self.frames - 1) * stride >= len(times)
+        if is_short and self.short == "error":
+            seconds = float((end - times[0]) * track.tick)
+            raise SampleError(f"a video of {len(times):,} frames, {seconds:.3f} s, is too short for the clip")
+        if not decode(start, is_last=True):
+            raise SampleError("frames of it are missing")
 
     def _resized(self, frame: Any, to_rgb: Callable[..., Any], seed: int) -> npt.NDArray[Any]:
         """Return the pixels of a frame [height, width, 3] as they are asked for."""
@@ -211,7 +258,12 @@ class AudioClip:
 
         place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
         samples, rate = read_audio(data, self.seconds, self.rate, place=place, max_samples=self.max_samples)
-        samples = mixed(samples, self.channels)
+        if self.channels == 1:
+            samples = np.mean(samples, axis=0, keepdims=True, dtype=np.float32)
+        elif self.channels == 2 and len(samples) > 2:
+            raise SampleError(f"it has {len(samples)} channels: only one or two become two; take channels=1")
+        elif self.channels == 2:
+            samples = np.repeat(samples, 2 // len(samples), axis=0)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
             raise SampleError(
@@ -230,14 +282,13 @@ def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentError(f"{name} is {value!r}: it must be a number")
-    if not low <= value <= high:  # not a number is neither
-        raise ArgumentError(f"{name} is {value!r}: it must be between {low:g} and {high:g}")
+    number = as_number(value)
+    if number is None or not low <= number <= high:
+        raise ArgumentError(f"{name} is {value!r}: it must be a number between {low:g} and {high:g}", argument=name)
 
 
 def _check_place(at: object, short: object) -> None:
     if at is not None:
         _check_number("at", at, 0, 1)
     if short not in ("pad", "error"):
-        raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"')
+        raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"', argument="short")

@@ -43,7 +43,7 @@ class SampleCheck:
         self._fields = Fields(fields)
         self._decode: Callable[..., Any] = lambda *_, **__: None
         if decode:
-            from wdsdist.media.length import check_media
+            from wdsdist.media.containers import check_media
             from wdsdist.samples.images.decode import DecodeImage
             from wdsdist.samples.sample_spec import Decoder  # imports torch, which most commands do without
 
