@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.media import recording, samples_of, tone, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.audio import decode_audio, read_audio
+from wdsdist.media.clips import decode_audio
 from wdsdist.transforms import AudioClip
 
 pytest.importorskip("av")
@@ -137,7 +137,7 @@ def test_what_holds_no_audio_is_bad(data: bytes) -> None:
 def test_a_small_file_of_many_samples_is_refused() -> None:
     data = recording(seconds=5)
     with pytest.raises(SampleError, match=r"more than 100,000 samples in all channels: read a part"):
-        read_audio(data, max_samples=100_000)
+        AudioClip(max_samples=100_000)(data, 0)
     assert AudioClip(0.5, at=0.9, max_samples=100_000)(data).shape == (1, 24_000)
 
 

@@ -12,7 +12,9 @@ import torch
 
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.containers import Place, Track, opened
+from wdsdist.media.clips import Place
+from wdsdist.media.containers import Track, opened
+from wdsdist.samples.marks import WHOLE
 from wdsdist.transforms import Clip, RandomResizedCrop
 
 pytest.importorskip("av")
@@ -156,7 +158,7 @@ def test_only_what_a_clip_needs_is_read(container: str) -> None:
     taken: list[int] = []
     with opened(watched, "") as file:
         track = Track(file, "video", len(data))
-        Clip(4, stride=2)._read(track, Place(0.7), lambda frame, places: taken.extend(places))
+        Clip(4, stride=2)._read(track, Place(0.7, WHOLE), lambda frame, places: taken.extend(places))
     assert taken == [0, 1, 2, 3]
     assert len(data) > 2_000_000
     assert watched.asked < len(data) / 4

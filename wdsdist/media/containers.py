@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from wdsdist._util.extras import extra
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.images.header import Head
-from wdsdist.samples.marks import WHOLE, Part, stretch
 
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"
@@ -86,33 +85,6 @@ def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterat
         raise SampleError(f"PyAV does not read it: {error}") from None
     finally:
         reader.close()
-
-
-class Place(NamedTuple):
-    """The place of a clip in a video or recording, or in its stretch that is one part of a record."""
-
-    share: float
-    """From 0 at the beginning to 1 at the end."""
-    part: Part = WHOLE
-
-    def begin(self, length: int, reach: int) -> int:
-        """Return the beginning of a clip in a video or recording; ``reach`` goes from its first frame to its last.
-
-        It lies in the stretch of its part. A clip that is longer than that contains the stretch, as far as the end
-        allows.
-
-        >>> [Place(1.0, Part(number, 3)).begin(30, 7) for number in range(3)]
-        [2, 12, 22]
-        >>> [Place(0.5, Part(number, 3)).begin(30, 14) for number in range(3)]
-        [0, 8, 15]
-        """
-        own = stretch(length, *self.part)
-        room = own.stop - own.start - reach
-        begin: int = own.start + min(int(self.share * room), max(0, room - 1))
-        return max(0, min(begin, length - reach - 1))
-
-
-BEGINNING = Place(0.0)
 
 
 def first_stream(container: Any, kind: str) -> Any:

@@ -104,7 +104,7 @@ def media_decoder(form: str, kind: str) -> Callable[[Any], Any] | None:
 
         return DecodeImage(form)
     if form == AUDIO and kind in AUDIO_TYPES:
-        from wdsdist.media.audio import decode_audio
+        from wdsdist.media.clips import decode_audio
 
         return decode_audio
     return None
