@@ -14,14 +14,11 @@ import numpy.typing as npt
 import pytest
 import simplejpeg
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from tests.support.photos import encode, photo, psnr
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.decode import DecodeImage
-from wdsdist.samples.images.resize import Window
 from wdsdist.samples.images.transforms import Crop, RandomResizedCrop, ResizeCenterCrop
 from wdsdist.samples.marks import is_seeded
 
@@ -253,21 +250,6 @@ def test_an_evaluation_crop_of_a_jpeg_has_about_pillows_pixels(shape: tuple[int,
     assert psnr(pixels(ResizeCenterCrop(64)(data)), pillow_centre(decoded(data), 64, 73)) > 34
 
 
-@given(st.integers(1, 3000), st.integers(1, 600), st.integers(1, 600), st.data())
-def test_a_window_holds_its_range_on_the_grid_of_the_whole_axis(
-    length: int, size: int, more: int, data: st.DataObject
-) -> None:
-    resized = size + more - 1
-    offset = data.draw(st.just(round((resized - size) / 2)) | st.integers(0, resized - size))
-    step = length / resized
-    window = Window.of(length, step, offset, size)
-    assert 0 <= window.start < window.stop <= length
-    assert window.skip >= 0
-    assert abs(window.start / step - (offset - window.skip)) <= 0.5
-    if offset == round((resized - size) / 2):
-        assert math.floor((window.stop - window.start) * window.factor) >= window.skip + size
-
-
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
 def test_an_evaluation_crop_is_not_displaced_at_any_scale(scale: int) -> None:
     """A ramp shows a displacement as brightness: 255 levels over the width, so 1/10 of a pixel is 1/10 of a step."""
@@ -286,6 +268,11 @@ def test_images_of_any_shape_fill_the_crop(shape: tuple[int, int], packages: str
         for seed in range(3):
             assert RandomResizedCrop((32, 48))(source, seed).shape == (3, 32, 48)
         assert ResizeCenterCrop((32, 48))(source).shape == (3, 32, 48)
+
+
+def test_an_elongated_image_that_would_be_large_once_it_is_resized_is_refused() -> None:
+    with pytest.raises(SampleError, match=r"1,024,000 x 256 pixels, more than max_pixels"):
+        ResizeCenterCrop(224)(np.zeros((1, 4000, 3), np.uint8))
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "CMYK", "RGBA", "LA", "1"])

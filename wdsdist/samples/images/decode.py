@@ -92,24 +92,29 @@ class EncodedImage:
                 (width, height), turn = image.size, image_orientation(image)
         return (height, width) if is_turned(turn) else (width, height)
 
-    def pixels(self, min_width: int = 0, min_height: int = 0) -> Pixels:
-        """Decode upright pixels, uint8 [height, width, 3], at the smallest scale of at least this width and height."""
-        pixels = self._turbo_pixels(min_width, min_height)
-        if pixels is not None:
-            return pixels
+    def decode(self, min_width: int = 0, min_height: int = 0) -> tuple[Pixels, int]:
+        """Decode upright pixels, uint8 [height, width, 3], at the smallest scale of at least this width and height.
+
+        Returns the pixels, and the factor by which width and height were divided.
+        """
+        if self._jpeg is not None:
+            scale = _scale(*self._jpeg, min_width, min_height)
+            pixels = self._turbo_pixels(scale)
+            if pixels is not None:
+                return pixels, scale
         with opened(self._data, self._max_pixels) as image:
             turn = image_orientation(image)
             scale = _scale(*image.size, turn, min_width, min_height)
-            if scale > 1:  # has an effect on JPEGs only
-                image.draft("RGB", (image.width // scale, image.height // scale))
+            if scale > 1 and image.draft("RGB", (image.width // scale, image.height // scale)) is None:
+                scale = 1  # it is no JPEG
             # A copy: Pillow's own array cannot be written to, and torch warns of that.
-            return upright(np.array(converted(image)), turn)
+            return upright(np.array(converted(image)), turn), scale
 
     def pillow(self) -> Image.Image:
         """Return the upright image as Pillow's, in RGB, with its metadata."""
         from PIL import Image, ImageOps
 
-        pixels = self._turbo_pixels(0, 0)
+        pixels = self._turbo_pixels(1)
         with opened(self._data, self._max_pixels) as image:
             if image_orientation(image) != UPRIGHT:
                 return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
@@ -119,12 +124,11 @@ class EncodedImage:
             decoded.info = image.info  # EXIF, resolution and colour profile
             return decoded
 
-    def _turbo_pixels(self, min_width: int, min_height: int) -> Pixels | None:
-        """Decode a JPEG with simplejpeg; return ``None`` for an image that Pillow must decode."""
+    def _turbo_pixels(self, scale: int) -> Pixels | None:
+        """Decode a JPEG with simplejpeg at a scale; return ``None`` for an image that Pillow must decode."""
         if self._jpeg is None:
             return None
         data, (width, height, turn) = self._data, self._jpeg
-        scale = _scale(width, height, turn, min_width, min_height)
         arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
         turbo: Any = _optional("simplejpeg")
         try:
@@ -156,7 +160,7 @@ def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pi
     (2, 3, 3)
     """
     sizes = check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0)
-    return EncodedImage(data, check_max_pixels(max_pixels)).pixels(*sizes)
+    return EncodedImage(data, check_max_pixels(max_pixels)).decode(*sizes)[0]
 
 
 def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
@@ -170,13 +174,22 @@ def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, in
     return EncodedImage(data, check_max_pixels(max_pixels)).size
 
 
+@cache
 def opencv() -> ModuleType | None:
     """Return OpenCV without threads of its own, or ``None`` if it is not installed.
+
+    Its threads would compete with the other workers for the cores.
 
     >>> opencv() is opencv()
     True
     """
-    return _opencv(os.getpid())
+    cv2 = _optional("cv2")
+    if cv2 is not None:
+        cv2.setNumThreads(0)
+    return cv2
+
+
+os.register_at_fork(after_in_child=opencv.cache_clear)  # a parent may have changed the setting since
 
 
 _FORMS = {
@@ -222,7 +235,7 @@ class DecodeImage:
         image = EncodedImage(data, self._max_pixels)
         if kind == "pil":
             return image.pillow()
-        pixels = image.pixels()
+        pixels, _ = image.decode()
         if kind == "torch":
             tensor = _channels_first(pixels)
             return tensor / 255 if as_float else tensor
@@ -279,13 +292,3 @@ def _optional(package: str) -> ModuleType | None:
         return import_module(package)
     except ImportError:
         return None
-
-
-@cache
-def _opencv(process: int) -> ModuleType | None:
-    # Once in each process: a forked worker inherits the setting of a parent that may have changed it since. OpenCV's
-    # threads would compete with the other workers for the cores.
-    cv2 = _optional("cv2")
-    if cv2 is not None:
-        cv2.setNumThreads(0)
-    return cv2
