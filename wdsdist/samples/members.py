@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wdsdist.errors import BadSample, SampleError
@@ -25,25 +26,6 @@ _LACKING = memoryview(bytearray())
 """Stands for the member of a field that other samples of the batch have."""
 
 
-class Rows(NamedTuple):
-    """The samples of a batch, one in each row."""
-
-    specs: Mapping[OpenShard, SampleSpec]
-    """How the samples of each shard are made."""
-    shards: Sequence[OpenShard]
-    samples: Sequence[int]
-    """Their numbers in their shards."""
-    seeds: Sequence[int]
-    padding: Sequence[bool | None]
-    """Whether each is padding; ``None`` if padding is not marked."""
-    parts: Sequence[Part | None]
-    """Which part of its record each is; ``None`` for a whole one."""
-
-    def substitute(self, row: int, sample: int, part: Part | None) -> Rows:
-        """Return one row: a row of these with another sample of its shard."""
-        return Rows(self.specs, [self.shards[row]], [sample], [self.seeds[row]], [self.padding[row]], [part])
-
-
 class _Column(NamedTuple):
     """The members of one field, one in each row."""
 
@@ -53,38 +35,51 @@ class _Column(NamedTuple):
     """The decoded members, as far as the column is decoded."""
 
 
+@dataclass(eq=False)
 class Members:
-    """The members of the samples of a batch.
-
-    Args:
-        rows: the samples.
-        optional: names of fields that a sample may lack.
+    """The members of the samples of a batch, one sample in each row.
 
     Raises `SampleError` for a sample that lacks a field, unless another sample is to replace it.
     """
 
-    def __init__(self, rows: Rows, optional: frozenset[str]) -> None:
-        self.rows = rows
-        self._optional = optional
-        specs = set(rows.specs.values())
+    specs: Mapping[OpenShard, SampleSpec]
+    """How the samples of each shard are made."""
+    optional: frozenset[str]
+    """Names of fields that a sample may lack."""
+    shards: Sequence[OpenShard]
+    samples: Sequence[int]
+    """Their numbers in their shards."""
+    seeds: Sequence[int]
+    padding: Sequence[bool | None]
+    """Whether each is padding; ``None`` if padding is not marked."""
+    parts: Sequence[Part | None]
+    """Which part of its record each is; ``None`` for a whole one."""
+
+    def __post_init__(self) -> None:
+        specs = set(self.specs.values())
         self._decoders = {RAW if spec.decoder.is_raw else spec.decoder for spec in specs}
         self._transforms = {spec: caller(spec.transform) for spec in specs if spec.transform is not None}
         self._columns: dict[str, _Column] = {}
         self._lacking: set[int] = set()  # rows of samples that lack a field and are to be replaced
         self._gather()
 
+    def substitute(self, row: int, sample: int, part: Part | None) -> Members:
+        """Return the members of another sample of the shard, in the place of the one in a row."""
+        seeds, padding = [self.seeds[row]], [self.padding[row]]
+        return Members(self.specs, self.optional, [self.shards[row]], [sample], seeds, padding, [part])
+
     @property
     def keys(self) -> list[str]:
         """The keys of the samples."""
-        return [shard.key(sample) for shard, sample in zip(self.rows.shards, self.rows.samples, strict=True)]
+        return [shard.key(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
 
     def replaces(self, row: int, error: Exception) -> bool:
         """Return whether another sample is to replace the one whose making raised an error."""
-        return self.rows.specs[self.rows.shards[row]].policy.replaces and is_fault_of_sample(error)
+        return self.specs[self.shards[row]].policy.replaces and is_fault_of_sample(error)
 
     def _gather(self) -> None:
         """Take a view of each member, by field."""
-        shards, samples = self.rows.shards, self.rows.samples
+        shards, samples = self.shards, self.samples
         alike = self._only_choice()
         if alike is not None:  # the usual case: all samples have the same members
             for field, extension, index in alike:
@@ -113,8 +108,7 @@ class Members:
         """Return the members that each sample is made of, or ``None`` if samples differ or lack a field."""
         try:
             choices = {
-                spec.fields.choose(shard.layout(0)) if shard.is_uniform else None
-                for shard, spec in self.rows.specs.items()
+                spec.fields.choose(shard.layout(0)) if shard.is_uniform else None for shard, spec in self.specs.items()
             }
         except SampleError:
             return None
@@ -122,9 +116,9 @@ class Members:
 
     def _choice(self, row: int) -> Chosen:
         """Return the members that a sample is made of. Raises `SampleError` for a sample that lacks a field."""
-        shard, sample = self.rows.shards[row], self.rows.samples[row]
+        shard, sample = self.shards[row], self.samples[row]
         try:
-            return self.rows.specs[shard].fields.choose(shard.layout(sample))
+            return self.specs[shard].fields.choose(shard.layout(sample))
         except SampleError as error:
             message = f"sample {shard.key(sample)!r} of {shard.name} {error}"
             raise self._bad_sample(row, message, error.field, error.reason) from None
@@ -138,14 +132,14 @@ class Members:
 
         Raises `SampleError` for a sample that does not decode, and for values that do not have one shape.
         """
-        rows, keys = self.rows, self.keys
+        keys = self.keys
         if self._lacking or any(part is _LACKING for column in self._columns.values() for part in column.parts):
             return None
-        batch: Batch = {"__key__": keys, "__shard__": [shard.name for shard in rows.shards]}
-        if any(shard.dataset for shard in rows.specs):
-            batch["__dataset__"] = [shard.dataset for shard in rows.shards]
-        if rows.parts[0] is not None:
-            for name, values in zip(PARTS, zip(*rows.parts, strict=True), strict=True):
+        batch: Batch = {"__key__": keys, "__shard__": [shard.name for shard in self.shards]}
+        if any(shard.dataset for shard in self.specs):
+            batch["__dataset__"] = [shard.dataset for shard in self.shards]
+        if self.parts[0] is not None:
+            for name, values in zip(PARTS, zip(*self.parts, strict=True), strict=True):
                 batch[name] = make_column(name, list(values), keys)
         for field, column in self._columns.items():
             step = self._step(field, column)
@@ -158,19 +152,19 @@ class Members:
                 continue
             if not self._decode(field, column, step):
                 return None
-            is_list = field in self._optional
+            is_list = field in self.optional
             batch[field] = column.values if is_list else make_column(field, column.values, keys, deferred=deferred)
-        if rows.padding[0] is not None:
-            batch[PADDING] = make_column(PADDING, list(rows.padding), keys)
+        if self.padding[0] is not None:
+            batch[PADDING] = make_column(PADDING, list(self.padding), keys)
         return batch
 
     def _step(self, field: str, column: _Column) -> Step | None:
         """Return how a column is decoded, if all its members are decoded alike and no empty one is bad."""
         decoder, extension = next(iter(self._decoders)), column.extensions[0]
         is_alike = decoder.is_raw or column.extensions.count(extension) == len(column.parts)
-        if len(self._decoders) > 1 or not is_alike or field in self._optional:
+        if len(self._decoders) > 1 or not is_alike or field in self.optional:
             return None
-        replaces = any(spec.policy.replaces for spec in self.rows.specs.values())
+        replaces = any(spec.policy.replaces for spec in self.specs.values())
         return decoder.step(field, extension) if not replaces or all(map(len, column.parts)) else None
 
     def _decode(self, field: str, column: _Column, step: Step | None) -> bool:
@@ -178,7 +172,7 @@ class Members:
         values = column.values
         if step is not None and not step.layers:
             with suppress(Exception):  # which the other loop meets again and names
-                values.extend(map(step.read, column.parts, self.rows.seeds, self.rows.parts))
+                values.extend(map(step.read, column.parts, self.seeds, self.parts))
         while len(values) < len(column.parts):
             row = len(values)
             try:
@@ -198,9 +192,8 @@ class Members:
         """
         if row in self._lacking:
             self._choice(row)
-        rows, shard = self.rows, self.rows.shards[row]
-        part, padding = rows.parts[row], rows.padding[row]
-        entries: Sample = {"__key__": shard.key(rows.samples[row]), "__shard__": shard.name}
+        shard, part, padding = self.shards[row], self.parts[row], self.padding[row]
+        entries: Sample = {"__key__": shard.key(self.samples[row]), "__shard__": shard.name}
         if shard.dataset:
             entries["__dataset__"] = shard.dataset
         if part is not None:
@@ -220,19 +213,18 @@ class Members:
         if row < len(column.values):
             return column.values[row]
         data, extension = column.parts[row], column.extensions[row]
-        rows = self.rows
-        shard, sample = rows.shards[row], rows.samples[row]
-        spec = rows.specs[shard]
+        shard, sample = self.shards[row], self.samples[row]
+        spec = self.specs[shard]
         try:
             if not len(data):
-                if field in self._optional:
+                if field in self.optional:
                     return None
                 if spec.policy.replaces:
                     raise SampleError("is empty")
             unzip = None
             if extension.endswith(".gz"):
                 unzip = shard.unzip(sample, shard.layout(sample).index(extension))
-            return spec.decoder(extension, data, rows.seeds[row], unzip, field=field, part=rows.parts[row])
+            return spec.decoder(extension, data, self.seeds[row], unzip, field=field, part=self.parts[row])
         except SampleError as error:
             message = f"{shard.name}: member {shard.key(sample)}.{extension}: {error}"
             is_advised = is_fault_of_sample(error)
@@ -240,16 +232,16 @@ class Members:
 
     def _transformed(self, row: int, entries: Sample) -> Any:
         """Apply the transform to a sample; an error names the shard and the key."""
-        rows, shard = self.rows, self.rows.shards[row]
-        spec, part = rows.specs[shard], rows.parts[row]
+        shard, part = self.shards[row], self.parts[row]
+        spec = self.specs[shard]
         if spec.transform is None:
             return entries
         try:
-            value = self._transforms[spec](entries, rows.seeds[row], part)
+            value = self._transforms[spec](entries, self.seeds[row], part)
         except Exception as error:
             if spec.policy.replaces:
                 raise
-            name = f"sample {shard.key(rows.samples[row])!r} of {shard.name}"
+            name = f"sample {shard.key(self.samples[row])!r} of {shard.name}"
             name = name if part is None else f"part {part.number} of {part.total} of {name}"
             if isinstance(error, BadSample):
                 raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
@@ -265,7 +257,7 @@ class Members:
 
     def _bad_sample(self, row: int, message: str, field: str, reason: str, *, is_advised: bool = True) -> SampleError:
         """Return the error of a sample that lacks a field, or whose field does not decode."""
-        replaces = self.rows.specs[self.rows.shards[row]].policy.replaces
+        replaces = self.specs[self.shards[row]].policy.replaces
         error = SampleError(f"{message}{ADVICE if is_advised and not replaces else ''}")
         error.field, error.reason = field, reason
         return error
