@@ -15,11 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tests.support import media
+from tests.support import media, photos
 from tests.support.tars import npy_bytes
 from wdsdist.curation.fields import array_layout
 from wdsdist.media.containers import recording
-from wdsdist.samples.images import decode
 from wdsdist.samples.images.header import Head, image_size
 
 ORIENTATION = 0x0112
@@ -192,5 +191,5 @@ def test_an_orientation_of_another_type_turns_neither_the_column_nor_the_decoded
     data = image("JPEG", 40, 30, 6)
     odd = data.replace(b"\x01\x12\0\x03\0\0\0\1\0\x06", b"\x01\x12\0\x04\0\0\0\1\0\x06")
     assert odd != data
-    assert read(image_size, odd) == decode.image_size(odd) == (40, 30)
-    assert read(image_size, data) == decode.image_size(data) == (30, 40)
+    assert read(image_size, odd) == photos.image_size(odd) == (40, 30)
+    assert read(image_size, data) == photos.image_size(data) == (30, 40)

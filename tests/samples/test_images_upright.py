@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tests.support.photos import encode, exif, photo, psnr
+from tests.support.photos import decode_rgb, encode, exif, image_size, photo, psnr
 from wdsdist.packing.options import Images
 from wdsdist.packing.reencoding import reencoded
 from wdsdist.samples.images import header
-from wdsdist.samples.images.decode import DecodeImage, decode_rgb, image_size
+from wdsdist.samples.images.decode import DecodeImage
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 pytestmark = pytest.mark.usefixtures("packages")

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
 from wdsdist.samples.images.header import (
+    MAX_PIXELS,
     UPRIGHT,
     check_max_pixels,
     check_size,
@@ -61,14 +61,20 @@ _MOST_PADDING = 16
 class EncodedImage:
     """An encoded image: its size by its header, and its pixels once the needed size is known.
 
-    simplejpeg reads the JPEGs that it can read, Pillow all other images.
+    simplejpeg reads the JPEGs that it can read, Pillow all other images. Grey, palette, CMYK and images with
+    transparency become RGB.
 
-    Raises `SampleError` for bytes that are no image, and for an image of more than ``max_pixels``.
+    All methods raise `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the
+    decoder can tell, and for one of more than ``max_pixels``.
+
+    >>> image = EncodedImage(b"P5 3 2 255 " + bytes(6))
+    >>> image.size, image.decode()[0].shape
+    ((3, 2), (2, 3, 3))
     """
 
     __slots__ = ("_data", "_jpeg", "_max_pixels")
 
-    def __init__(self, data: Encoded, max_pixels: int) -> None:
+    def __init__(self, data: Encoded, max_pixels: int = MAX_PIXELS) -> None:
         self._data, self._max_pixels = data, max_pixels
         self._jpeg: tuple[int, int, int] | None = None
         """Width and height as stored, and orientation, of a JPEG that simplejpeg reads."""
@@ -93,9 +99,12 @@ class EncodedImage:
         return (height, width) if is_turned(turn) else (width, height)
 
     def decode(self, min_width: int = 0, min_height: int = 0) -> tuple[Pixels, int]:
-        """Decode upright pixels, uint8 [height, width, 3], at the smallest scale of at least this width and height.
+        """Return upright pixels, uint8 [height, width, 3], that can be written to, and the divisor of their scale.
 
-        Returns the pixels, and the factor by which width and height were divided.
+        Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
+        at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s,
+        ``width`` pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the
+        full image. Other formats are decoded at full size.
         """
         if self._jpeg is not None:
             scale = _scale(*self._jpeg, min_width, min_height)
@@ -142,36 +151,6 @@ class EncodedImage:
             else:
                 return None
         return upright(pixels, turn)
-
-
-def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:
-    """Return an image's colours as a uint8 array [height, width, 3] that can be written to.
-
-    Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
-    at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s, ``width``
-    pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the full image.
-    Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
-    upright, and the sizes are its upright sizes.
-
-    Raises `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the decoder
-    can tell, and for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
-
-    >>> decode_rgb(b"P5 3 2 255 " + bytes(6)).shape
-    (2, 3, 3)
-    """
-    sizes = check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0)
-    return EncodedImage(data, check_max_pixels(max_pixels)).decode(*sizes)[0]
-
-
-def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
-    """Return (width, height) of an encoded image once it is upright, read from its header.
-
-    Raises `SampleError` for bytes that are no image, and for one of more than ``max_pixels`` (by default 89,478,485).
-
-    >>> image_size(b"P5 3 2 255 " + bytes(6))
-    (3, 2)
-    """
-    return EncodedImage(data, check_max_pixels(max_pixels)).size
 
 
 @cache
