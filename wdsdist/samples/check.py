@@ -35,8 +35,6 @@ class SampleCheck:
     >>> members = [b"hello", b"{"]
     >>> [(problem.field, problem.member) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
     [('json', 1)]
-    >>> [problem.reason for problem in check.problems(("txt",), [5], members.__getitem__)]
-    ["has no member 'json': it has txt"]
     """
 
     def __init__(self, fields: Sequence[str] | None, *, decode: bool, max_pixels: int | None = None) -> None:

@@ -19,7 +19,6 @@ from wdsdist.samples.codecs import (
     DECODERS,
     EXPANSION_LIMIT,
     IMAGE_FORMS,
-    media_decoder,
     missing_package,
     read_npy,
 )
@@ -71,31 +70,34 @@ class Decoder:
 
     def __init__(self, decode: Decode, arrays: Mapping[str, Any] | None = None) -> None:
         """Make a decoder; ``arrays`` are the types of raw arrays, by field, that ``index.json`` notes."""
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._form = ""  # of images, or "audio"
+        functions: dict[str, Callable[..., Any]] = {}
         self._required: list[str] = []
         self._steps: dict[tuple[str, str], Step] = {}
         self.is_raw = decode is None or decode is False
         if isinstance(decode, Mapping):
-            given = {extension: _checked(extension, what) for extension, what in decode.items()}
-            self._functions = {name.lower().removesuffix("?"): function for name, function in given.items()}
-            self._required = [name.lower() for name in given if not name.endswith("?")]
+            checked = {extension: _checked(extension, what) for extension, what in decode.items()}
+            functions = {name.lower().removesuffix("?"): function for name, function in checked.items()}
+            self._required = [name.lower() for name in checked if not name.endswith("?")]
         elif isinstance(decode, (bool, str)):
-            self._functions = dict(DECODERS) if decode else {}
-            if isinstance(decode, str):
-                forms = (*IMAGE_FORMS, AUDIO)
-                if decode not in forms:
-                    raise ArgumentError(
-                        f"decode is {decode!r}: as a string it must be one of {', '.join(forms)}", argument="decode"
-                    )
-                self._form = decode
-            noted = {name: RawArray.noted(note) for name, note in (arrays or {}).items() if decode}
-            self._functions = noted | self._functions
+            if decode:
+                functions = {name: RawArray.noted(note) for name, note in (arrays or {}).items()} | DECODERS
+            if decode == AUDIO:
+                from wdsdist.media.clips import decode_audio
+
+                functions |= dict.fromkeys(AUDIO_TYPES, decode_audio)
+            elif decode in IMAGE_FORMS:
+                from wdsdist.samples.images.decode import DecodeImage
+
+                functions |= dict.fromkeys(IMAGE_TYPES, DecodeImage(decode))
+            elif isinstance(decode, str):
+                forms = ", ".join((*IMAGE_FORMS, AUDIO))
+                raise ArgumentError(f"decode is {decode!r}: as a string it must be one of {forms}", argument="decode")
         elif decode is not None:
             raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping", argument="decode")
-        self.is_seeded = any(map(is_seeded, self._functions.values()))
-        self.is_light = not self._form and all(
-            isinstance(function, RawArray) or function in DECODERS.values() for function in self._functions.values()
+        self._functions = functions
+        self.is_seeded = any(map(is_seeded, functions.values()))
+        self.is_light = all(
+            isinstance(function, RawArray) or function in DECODERS.values() for function in functions.values()
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class Decoder:
     def _function(self, name: str, field: str) -> Callable[..., Any] | None:
         """Return the decoder of an extension or a field; ``None`` if members stay bytes."""
         known, kind = self._functions, last_part(name)
-        function = known.get(name) or known.get(kind) or media_decoder(self._form, kind) or known.get(field)
+        function = known.get(name) or known.get(kind) or known.get(field)
         return function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
 
     def __call__(
