@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from tests.support.media import recording, samples_of, tone, video
-from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.media.clips import decode_audio
 from wdsdist.transforms import AudioClip
 
@@ -139,18 +137,3 @@ def test_a_small_file_of_many_samples_is_refused() -> None:
     with pytest.raises(SampleError, match=r"more than 100,000 samples in all channels: read a part"):
         AudioClip(max_samples=100_000)(data, 0)
     assert AudioClip(0.5, at=0.9, max_samples=100_000)(data).shape == (1, 24_000)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"seconds": 0}, "seconds is 0: it must be a number between"),
-        ({"rate": 8}, "rate is 8"),
-        ({"channels": 3}, "channels is 3: it must be 1, 2 or None"),
-        ({"at": -1}, "at is -1"),
-        ({"short": "loop"}, "short is 'loop'"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        AudioClip(**how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.clips import Place
 from wdsdist.media.containers import Track, opened
 from wdsdist.samples.marks import WHOLE
-from wdsdist.transforms import Clip, RandomResizedCrop
+from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
 
 pytest.importorskip("av")
 
@@ -283,23 +283,24 @@ def test_a_large_frame_is_not_decoded_to_open_a_video() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("call", "message"),
     [
-        ({"frames": 0}, ArgumentError, "frames is 0"),
-        ({"frames": 2, "stride": 0}, ArgumentError, "stride is 0"),
-        ({"frames": 2, "stride": 1, "fps": 2}, ArgumentError, "give one of them"),
-        ({"frames": 2, "fps": 0}, ArgumentError, "fps is 0: it must be a number between 0.001 and"),
-        ({"frames": 2, "fps": "8"}, ArgumentError, "fps is '8'"),
-        ({"frames": 2, "at": 1.5}, ArgumentError, "at is 1.5"),
-        ({"frames": 2, "short": "wrap"}, ArgumentError, "short is 'wrap'"),
-        ({"frames": 2, "size": 0}, ArgumentError, "size is 0"),
+        (lambda: Clip(0), "frames is 0"),
+        (lambda: Clip(2, stride=0), "stride is 0"),
+        (lambda: Clip(2, stride=1, fps=2), "give one of them"),
+        (lambda: Clip(2, fps=0), "fps is 0: it must be a number between 0.001 and"),
+        (lambda: Clip(2, fps="8"), "fps is '8'"),
+        (lambda: Clip(2, at=1.5), "at is 1.5"),
+        (lambda: Clip(2, short="wrap"), "short is 'wrap'"),
+        (lambda: Clip(2, size=0), "size is 0"),
+        (lambda: Clip(1)(video(5)), "seed is None"),
+        (lambda: AudioClip(0), "seconds is 0: it must be a number between"),
+        (lambda: AudioClip(rate=8), "rate is 8"),
+        (lambda: AudioClip(channels=3), "channels is 3: it must be 1, 2 or None"),
+        (lambda: AudioClip(at=-1), "at is -1"),
+        (lambda: AudioClip(short="loop"), "short is 'loop'"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(how: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Clip(**how)
-
-
-def test_a_random_clip_needs_a_seed() -> None:
-    with pytest.raises(ArgumentError, match="seed is None"):
-        Clip(1)(video(5))
+def test_arguments_that_cannot_work_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()

@@ -97,10 +97,10 @@ def test_a_function_is_called_with_what_its_marks_ask_for() -> None:
     assert caller(len)("xy", 7, Part(2, 9)) == 2
 
 
-@pytest.mark.parametrize(("mark", "message"), [(seeded, r"seeded\(\) got 3"), (parted, r"parted\(\) got 3")])
-def test_only_what_can_be_called_is_marked(mark: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{message}: it marks functions of"):
-        mark(3)
+def test_only_what_can_be_called_is_marked() -> None:
+    for mark in (seeded, parted):
+        with pytest.raises(ArgumentError, match=r"ed\(\) got 3: it marks functions of"):
+            mark(3)
 
 
 @pytest.mark.parametrize(("length", "parts"), [(0, 3), (2, 5), (10, 3), (24, 24), (7, 1)])
