@@ -107,31 +107,6 @@ def test_the_sound_of_a_video_is_read_as_well() -> None:
     assert AudioClip(1, 8000, at=1, short="error")(data).shape == (1, 8000)
 
 
-# Files that are bad
-
-
-@pytest.mark.parametrize("kind", ["flac", "wav", "mp3", "m4a"])
-def test_a_recording_that_is_cut_short_is_bad(kind: str) -> None:
-    data = recording(*KINDS[kind])
-    with pytest.raises(SampleError):
-        decode_audio(data[: int(0.6 * len(data))])
-    with pytest.raises(SampleError):
-        AudioClip(1, at=1)(data[: int(0.6 * len(data))])
-
-
-def test_noise_in_a_recording_makes_it_bad() -> None:
-    data = bytearray(recording())
-    data[len(data) // 2 : len(data) // 2 + 200] = np.random.default_rng(0).bytes(200)
-    with pytest.raises(SampleError, match="a frame of it is damaged"):
-        decode_audio(bytes(data))
-
-
-@pytest.mark.parametrize("data", [b"", b"no sound", video(3)])
-def test_what_holds_no_audio_is_bad(data: bytes) -> None:
-    with pytest.raises(SampleError, match=r"PyAV does not read it|there is no audio in it"):
-        decode_audio(data)
-
-
 def test_a_small_file_of_many_samples_is_refused() -> None:
     data = recording(seconds=5)
     with pytest.raises(SampleError, match=r"more than 100,000 samples in all channels: read a part"):

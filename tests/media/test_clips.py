@@ -43,9 +43,9 @@ VIDEOS = {
 }  # fmt: skip
 
 
-def clip_of(data: bytes, seed: int = 0, **how: Any) -> Pixels:
+def clip_of(data: bytes, seed: int = 0, *, part: int = 0, parts: int = 1, **how: Any) -> Pixels:
     """Return a clip as [frames, height, width, 3]."""
-    return Clip(**how)(memoryview(data), seed).permute(0, 2, 3, 1).numpy()
+    return Clip(**how)(memoryview(data), seed, part=part, parts=parts).permute(0, 2, 3, 1).numpy()
 
 
 def place_of(clip: Pixels, frames: Sequence[Pixels], stride: int) -> int:
@@ -73,11 +73,17 @@ def test_a_clip_is_every_third_frame_of_the_video_from_somewhere_on(kind: str) -
     assert least <= place_of(clip_of(data, frames=5, stride=3, at=1), frames, 3) <= 67
 
 
-def test_clips_begin_at_every_frame_from_which_they_fit() -> None:
-    data = video(15, options=X264)
+@pytest.mark.parametrize(
+    ("data", "how", "places"),
+    [
+        (video(15, options=X264), {"frames": 4, "stride": 3}, range(6)),
+        # Its sound ends later.
+        (video(30, container="matroska", options=X264, seconds_of_sound=4), {"frames": 4, "stride": 8}, range(6)),
+    ],
+)
+def test_clips_begin_at_every_frame_from_which_they_fit(data: bytes, how: dict[str, Any], places: range) -> None:
     frames = frames_of(data)
-    places = [place_of(clip_of(data, seed, frames=4, stride=3), frames, 3) for seed in range(60)]
-    assert {*places} == {*range(6)}
+    assert {place_of(clip_of(data, seed, **how), frames, how["stride"]) for seed in range(60)} == {*places}
 
 
 @pytest.mark.parametrize("kind", ["H.264 with B-frames", "H.264 in a transport stream", "fragments"])
@@ -86,19 +92,15 @@ def test_clips_as_long_as_a_part_cover_a_video_once(kind: str, how: dict[str, An
     data = video(40, **{"container": "mp4", **VIDEOS[kind]})
     frames = frames_of(data)
     for at in (0, 1):
-        clip = Clip(10, at=at, **how)
-        found = [clip(data, part=part, parts=4).permute(0, 2, 3, 1).numpy() for part in range(4)]
-        assert [place_of(one, frames, 1) for one in found] == [0, 10, 20, 30]
+        clips = [clip_of(data, frames=10, at=at, part=part, parts=4, **how) for part in range(4)]
+        assert [place_of(clip, frames, 1) for clip in clips] == [0, 10, 20, 30]
 
 
 def test_a_clip_lies_in_its_part_or_contains_it() -> None:
     data = video(40, options=X264)
     frames = frames_of(data)
     for length, first, last in ((4, 10, 16), (16, 4, 10)):
-        places = {
-            place_of(Clip(length)(data, seed, part=1, parts=4).permute(0, 2, 3, 1).numpy(), frames, 1)
-            for seed in range(20)
-        }
+        places = {place_of(clip_of(data, seed, frames=length, part=1, parts=4), frames, 1) for seed in range(20)}
         assert len(places) > 3
         assert places <= {*range(first, last + 1)}
 
@@ -110,13 +112,8 @@ def test_frames_at_a_rate_are_those_that_are_shown_then() -> None:
         shown = [max(n for n, time in enumerate(UNEVEN) if time <= first + number * 30 / 8) for number in range(10)]
         clip = clip_of(data, frames=10, fps=8, at=at)
         assert [next(n for n, one in enumerate(frames) if np.array_equal(one, frame)) for frame in clip] == shown
-
-
-def test_a_rate_above_that_of_the_video_repeats_frames() -> None:
-    data = video(10)
-    frames = frames_of(data)
-    clip = clip_of(data, frames=6, fps=60, at=0)
-    assert all(np.array_equal(clip[number], frames[number // 2]) for number in range(6))
+    repeated, frames = clip_of(video(10), frames=6, fps=60, at=0), frames_of(video(10))
+    assert all(np.array_equal(repeated[number], frames[number // 2]) for number in range(6))
 
 
 @pytest.mark.parametrize("how", [{"stride": 4}, {"fps": 7.5}])
@@ -128,12 +125,6 @@ def test_the_last_frame_of_a_short_video_is_repeated_or_it_is_bad(how: dict[str,
     with pytest.raises(SampleError, match=r"a video of 10 frames, 0\.333 s, is too short"):
         clip_of(data, frames=5, short="error", **how)
     assert len(clip_of(data, frames=3, short="error", **how)) == 3
-
-
-def test_a_clip_of_a_video_that_ends_before_its_sound_lies_in_the_video() -> None:
-    data = video(30, container="matroska", options=X264, seconds_of_sound=4)
-    frames = frames_of(data)
-    assert {place_of(clip_of(data, seed, frames=4, stride=2), frames, 2) for seed in range(12)} <= {*range(24)}
 
 
 class Watched:
@@ -246,15 +237,18 @@ def test_noise_in_a_video_makes_it_bad() -> None:
             clip_of(bytes(data), frames=20, size=32)
 
 
-@pytest.mark.parametrize("data", [b"", b"no video", b"\0" * 5000])
-def test_what_is_no_video_is_bad(data: bytes) -> None:
-    with pytest.raises(SampleError, match="PyAV does not read it"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "PyAV does not read it"),
+        (b"no video", "PyAV does not read it"),
+        (b"\0" * 5000, "PyAV does not read it"),
+        (video(5, container="h264"), r"put it into a container, as `ffmpeg -c copy x\.mp4`"),
+    ],
+)
+def test_what_is_no_video_is_bad(data: bytes, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
         clip_of(data, frames=1)
-
-
-def test_a_stream_without_times_is_refused_with_the_way_out() -> None:
-    with pytest.raises(SampleError, match=r"ffmpeg -c copy x\.mp4"):
-        clip_of(video(5, container="h264"), frames=1)
 
 
 def test_an_error_of_the_transform_of_its_frames_is_told_as_such() -> None:
