@@ -129,7 +129,7 @@ def test_names_of_what_the_shards_say_are_left_out(
 ) -> None:
     path = table(tmp_path / "t.parquet", [{"uid": UIDS[0], "key": "mine", "bytes": 0, "v": 1}])
     added = add.add_columns(data, join=path, on={"json.uid": "uid"}, output=tmp_path / "columns", workers=1)
-    assert [one.name for one in added.columns if one.name != "json.uid"] == ["v"]
+    assert [name for name in added.columns if name != "json.uid"] == ["v"]
     assert "the column 'key' of" in caplog.text
     assert data.column("key").tolist() == KEYS
 
@@ -192,7 +192,7 @@ def test_a_join_that_fails_or_is_killed_adds_no_column(data: Manifest, tmp_path:
     assert status(forked(killed)) == -signal.SIGKILL
     assert not list(output.glob("*.parquet"))
     data.add_columns(join=path, on="json.uid", only=["w"], workers=1)
-    assert {entry.name for entry in output.iterdir()} == {"w.parquet", "json.uid.parquet", add._LOCK}
+    assert {entry.name for entry in output.iterdir()} == {"w.parquet", "json.uid.parquet", column_file.LOCK}
 
 
 def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp
         values(grown, "v")
     (tmp_path / "a.csv").write_text("key,v\n000,77\n009,9\n")  # values that are there stay
     added = add.add_columns(grown, workers=1)
-    assert {one.name for one in added.columns} == {"v", "txt.length"}
+    assert set(added.columns) == {"v", "txt.length"}
     assert values(grown, "v") == [*before, None, 99, 10, None]
     assert values(grown, "txt.length") == list(range(12))
     assert add.add_columns(grown).columns == ()

@@ -24,7 +24,7 @@ from wdsdist.media import length
 from wdsdist.samples.images.header import Head, image_size
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.shards.shard_indexes import extensions_in, shard_index
 from wdsdist.shards.source import CacheOptions, OpenShard
 from wdsdist.storage import compression
 
@@ -120,6 +120,9 @@ _WHOLE = (_member, length.recording)
 """Parsers that need all bytes of a member."""
 
 
+KINDS = "field", "probe"
+
+
 class Values(NamedTuple):
     """One column of the samples of one shard."""
 
@@ -148,6 +151,11 @@ class Field(NamedTuple):
     kind: Literal["field", "probe"]
     name: str
 
+    @property
+    def source(self) -> dict[str, str]:
+        """The source that column files record."""
+        return {self.kind: self.name}
+
     def reading(self, extensions: Sequence[str]) -> _Reading | None:
         """Return how the column is read if members have these extensions; ``None`` if no extension fits."""
         known = {extension.lower() for extension in extensions}
@@ -171,10 +179,11 @@ def _value_of_member(is_json: bool, path: tuple[str, ...], value: Any) -> Any:
     return len(value) if path == ("length",) and isinstance(value, str) else None
 
 
-def parsed(fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
+def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
     """Return the columns that ``fields`` and ``probe`` name.
 
-    Raises `ArgumentError` for a wrong name, and `ExtraMissingError` if PyAV is needed and not installed.
+    Raises `ArgumentError` for a wrong name and for a member that no sample has, and `ExtraMissingError` if PyAV is
+    needed and not installed.
     """
     for argument, listed in (("fields", fields), ("probe", probes)):
         is_list = isinstance(listed, Collection) and not isinstance(listed, str)
@@ -190,30 +199,37 @@ def parsed(fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
         if what in ("seconds", "frames"):
             extra("av", "media", f"the column {name}")
     columns = [Field("field", name) for name in fields] + [Field("probe", name.lower()) for name in probes]
+    extensions = extensions_in(manifest) if columns else []
     for column in columns:
         if column_file.is_free(column.name):
             raise ArgumentError(f"the column {column.name!r} comes from the shards' indexes, and need not be added")
         column_file.file_name(column.name)
-        if sum(column.name == other.name for other in columns) > 1:
+        if [other.name for other in columns].count(column.name) > 1:
             raise ArgumentError(f"the column {column.name!r} is asked for twice")
+        if extensions and column.reading(extensions) is None:
+            member = column.name.partition(".")[0]
+            raise ArgumentError(
+                f"the column {column.name!r} is of a member that no sample has: "
+                f"{hint(member, [*extensions, column_file.KEY], 'they have')}"
+            )
     return columns
 
 
-def read(manifest: Manifest, number: int, fields: Sequence[Field], samples: Int64s | None = None) -> dict[str, Values]:
-    """Return columns of all or some samples of one shard, by name; a member that cannot be read is counted.
+def read(manifest: Manifest, number: int, fields: Sequence[Field], most: int | None = None) -> dict[str, Values]:
+    """Return columns of the samples of one shard, or of its first ``most`` samples, by name.
 
-    Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
+    A member that cannot be read is counted. Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
     """
     index = shard_index(manifest, number)
-    samples = np.arange(index.num_samples) if samples is None else samples
-    columns = {field.name: Values(pyarrow().nulls(len(samples))) for field in fields}
+    count = index.num_samples if most is None else min(most, index.num_samples)
+    columns = {field.name: Values(pyarrow().nulls(count)) for field in fields}
     groups: dict[Any, list[tuple[str, Callable[[Any], Any]]]] = {}
     for field in fields:
         if reading := field.reading(index.extensions):  # members that are parsed alike are parsed once
             groups.setdefault(reading[:2], []).append((field.name, reading.value))
     if not groups:
         return columns
-    members = {key: _members(index, key[0], samples) for key in groups}
+    members = {key: _members(index, key[0])[:count] for key in groups}
     whole = [numbers[numbers >= 0] for (_, parse), numbers in members.items() if parse in _WHOLE]
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         source = open_source(manifest, CacheOptions(Path(folder)))
@@ -225,7 +241,7 @@ def read(manifest: Manifest, number: int, fields: Sequence[Field], samples: Int6
     return columns
 
 
-def _members(index: ShardIndex, extensions: Sequence[str], samples: Int64s) -> Int64s:
+def _members(index: ShardIndex, extensions: Sequence[str]) -> Int64s:
     """Return int64 [samples]: the member of each sample with the first of some extensions that it has, or -1."""
     owners = np.repeat(np.arange(index.num_samples), np.diff(index.sample_starts))
     members = np.full(index.num_samples, -1, np.int64)
@@ -233,49 +249,45 @@ def _members(index: ShardIndex, extensions: Sequence[str], samples: Int64s) -> I
         has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])
         numbers = np.flatnonzero(has_extension[index.extension_ids])
         members[owners[numbers]] = numbers
-    return members[samples]
+    return members
 
 
 def _read_members(
-    shard: OpenShard,
-    members: Int64s,
-    parse: Callable[[Head], Any],
-    takers: Sequence[tuple[str, Callable[[Any], Any]]],
+    shard: OpenShard, members: Int64s, parse: Callable[[Head], Any], takers: Sequence[tuple[str, Callable[[Any], Any]]]
 ) -> dict[str, Values]:
     """Parse members once for all their columns, and fetch more of those whose headers are long, until all are read."""
     index = shard.index
     values: dict[str, list[Any]] = {name: [None] * len(members) for name, _ in takers}
     failed: dict[str, dict[int, str]] = {name: {} for name, _ in takers}
-    rows = np.flatnonzero(members >= 0)
-    lengths = index.sizes[members[rows]]
-    if parse not in _WHOLE:
-        lengths = np.minimum(lengths, _HEADER)
+    rows, most = np.flatnonzero(members >= 0), _HEADER
     while len(rows):
+        numbers, short = members[rows], []
+        lengths = index.sizes[numbers] if parse in _WHOLE else np.minimum(index.sizes[numbers], most)
         if parse not in _WHOLE:
-            shard.fetch_ranges(index.offsets[members[rows]], lengths)
-        short: dict[int, int] = {}
-        for row, fetched in zip(rows.tolist(), lengths.tolist(), strict=True):
-            offset, size = int(index.offsets[members[row]]), int(index.sizes[members[row]])
-            extension = index.extensions[index.extension_ids[members[row]]]
+            shard.fetch_ranges(index.offsets[numbers], lengths)
+        for row, number, fetched in zip(rows.tolist(), numbers.tolist(), lengths.tolist(), strict=True):
+            offset, size = int(index.offsets[number]), int(index.sizes[number])
+            head = Head(shard.content[offset : offset + fetched], size, index.extensions[index.extension_ids[number]])
             try:
-                value = parse(Head(shard.content[offset : offset + fetched], size, extension))
+                value = parse(head)
             except (ValueError, ExtraMissingError) as error:
                 if fetched < size:
-                    short[row] = min(size, _GROWTH * fetched)
-                    continue
-                for reasons in failed.values():
-                    reasons[row] = str(error)
+                    short.append(row)
+                else:
+                    for reasons in failed.values():
+                        reasons[row] = str(error)
                 continue
             for name, taken in takers:
                 try:
                     values[name][row] = taken(value)
                 except (ValueError, RecursionError) as error:
                     failed[name][row] = str(error)
-        rows, lengths = np.array(list(short), np.int64), np.array(list(short.values()), np.int64)
+        rows, most = np.array(short, np.int64), _GROWTH * most
     columns = {}
     for name, reasons in failed.items():
-        first = min(reasons, default=-1)
-        sample = int(np.searchsorted(index.sample_starts, members[first], side="right")) - 1
-        reason = f"{index.key(sample)}: {reasons[first]}" if reasons else ""
+        reason = ""
+        if reasons:
+            sample = int(np.searchsorted(index.sample_starts, members[min(reasons)], side="right")) - 1
+            reason = f"{index.key(sample)}: {reasons[min(reasons)]}"
         columns[name] = Values(arrays.from_values(values[name]), len(reasons), reason)
     return columns

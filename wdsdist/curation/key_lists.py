@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import json
 import os
@@ -17,11 +16,9 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.validation import counted
-from wdsdist.curation import arrays, fields
-from wdsdist.curation.add import making
-from wdsdist.curation.columns import ColumnReader, names, unknown
-from wdsdist.curation.join import examples, match, opened
-from wdsdist.curation.tables import Table, groups_of, kind_of, pyarrow
+from wdsdist.curation import add, arrays, columns, fields
+from wdsdist.curation.join import column, examples, match, name_in, opened
+from wdsdist.curation.tables import kind_of, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
 from wdsdist.storage import compression
 
@@ -35,48 +32,42 @@ _FEW = 1000
 def is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
     """Return bool [samples]: whether the value of each sample in the column ``on`` is in a list, and a note about it.
 
-    A field of a member that is no column becomes one. Raises `ArgumentError` if no sample is in the list; no column is
-    added then.
+    ``on`` may be a field of a member too, which is no column yet. Raises `ArgumentError` if no sample is in the list.
     """
-    with contextlib.ExitStack() as stack:
-        folder = None
-        try:
-            ColumnReader(data, on)
-        except ArgumentError:
-            if on in names(data):
-                raise
-            if on not in (known := examples(data, on)):
-                raise unknown(data, on, known) from None
-            folder = stack.enter_context(making(data, fields.parsed([on], [])))
-        if isinstance(values, (str, os.PathLike)):
-            location = storage.normalise(os.fspath(values))
-            location = location if storage.is_remote(location) else str(Path(location).absolute())
-            note: dict[str, Any] = {"from": location, "is_file": True}
-            if kind_of(storage.split(location)[1].partition("?")[0]):
-                table = stack.enter_context(opened(location, data.client_options))
-            else:
-                table = _table(_read(location, data.client_options), on, storage.shown(location))
-        elif isinstance(values, Iterable) and not isinstance(values, bytes):
-            array = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
-            note = {"from": counted(len(array), "value")}
-            if len(array) <= _FEW:
-                note["list"] = array.cast("large_string").to_pylist()
-            table = _table(array, on, note["from"])
-        else:
-            reason = "it must be a list of keys, or the path of a file"
-            raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-        rows, report = match(ColumnReader(data, on, folder), [table], on, argument)
-        return rows >= 0, note | {"values": table.num_rows, "on": on, "samples": report.samples_matched}
+    if on in columns.names(data):
+        own = columns.column(data, on)
+    elif on in (known := examples(data)):
+        shards = np.flatnonzero(data.counts).tolist()
+        own = add.from_members(data.whole, fields.parsed(data.whole, [on], []), shards)[on]
+        own = own if data.picks is None else own.take(pyarrow().array(data.picks.positions()))
+    else:
+        raise columns.unknown(data, on, known)
+    if isinstance(values, (str, os.PathLike)):
+        location = storage.normalise(os.fspath(values))
+        location = location if storage.is_remote(location) else str(Path(location).absolute())
+        label = storage.shown(location)
+        note: dict[str, Any] = {"from": location, "is_file": True}
+        listed = _read(location, on, data.client_options)
+    elif isinstance(values, Iterable) and not isinstance(values, bytes):
+        listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
+        label = counted(len(listed), "value")
+        note = {"from": label}
+        if len(listed) <= _FEW:
+            note["list"] = listed.cast("large_string").to_pylist()
+    else:
+        reason = "it must be a list of keys, or the path of a file"
+        raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
+    rows, report = match(data, on, own, listed, label, argument)
+    is_found: npt.NDArray[np.bool_] = rows.is_valid().to_numpy()
+    return is_found, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
 
 
-def _table(values: Any, on: str, label: str) -> Table:
-    batch = pyarrow().record_batch([values], names=[on])
-    return Table(label, batch.schema, [*groups_of([batch], label)])
-
-
-def _read(location: str, options: storage.StorageOptions) -> Any:
-    """Return the values in a file as an array. Raises `SourceError` if it is no list."""
+def _read(location: str, on: str, options: storage.StorageOptions) -> Any:
+    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list."""
     shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
+    if kind_of(name):
+        with opened(location, options) as table:
+            return arrays.concatenated(column(table, name_in(table, on)))
     try:
         content = storage.read(location, options)
         if name.endswith(".gz"):

@@ -104,7 +104,8 @@ class Manifest(Listing):
             self, fields=fields, probe=probe, join=join, on=on, only=only, replace=replace, output=output,
             workers=workers, storage_options=storage_options, progress=progress,
         )  # fmt: skip
-        add.warn(added)
+        for report in added.joins:
+            report.log()
         return self
 
     def select(
