@@ -140,7 +140,7 @@ class _Reading(NamedTuple):
     extensions: tuple[str, ...]
     """In lower case; if a sample has several of them, the first counts."""
     parse: Callable[[Head], Any]
-    """Parses the header of a member; several columns may take values from the result."""
+    """Parses a member, or its header; several columns may take values from the result."""
     value: Callable[[Any], Any]
     """Takes the value of the column out of what ``parse`` returns."""
 
@@ -223,21 +223,33 @@ def read(manifest: Manifest, number: int, fields: Sequence[Field], most: int | N
     index = shard_index(manifest, number)
     count = index.num_samples if most is None else min(most, index.num_samples)
     columns = {field.name: Values(pyarrow().nulls(count)) for field in fields}
-    groups: dict[Any, list[tuple[str, Callable[[Any], Any]]]] = {}
-    for field in fields:
-        if reading := field.reading(index.extensions):  # members that are parsed alike are parsed once
-            groups.setdefault(reading[:2], []).append((field.name, reading.value))
-    if not groups:
+    readings = {field.name: reading for field in fields if (reading := field.reading(index.extensions))}
+    if not readings:
         return columns
-    members = {key: _members(index, key[0])[:count] for key in groups}
-    whole = [numbers[numbers >= 0] for (_, parse), numbers in members.items() if parse in _WHOLE]
+    members = {name: _members(index, reading.extensions)[:count] for name, reading in readings.items()}
+    parts: dict[bool, list[Int64s]] = {True: [np.zeros(0, np.int64)], False: [np.zeros(0, np.int64)]}
+    for name, reading in readings.items():
+        parts[reading.parse in _WHOLE].append(members[name][members[name] >= 0])
+    whole, headers = np.unique(np.concatenate(parts[True])), np.unique(np.concatenate(parts[False]))
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         source = open_source(manifest, CacheOptions(Path(folder)))
-        shard = source.open({number: lambda index: np.concatenate([np.zeros(0, np.int64), *whole])})[number]
-        for numbers in whole:
-            shard.verify(numbers)
-        for key, takers in groups.items():
-            columns |= _read_members(shard, members[key], key[1], takers)
+        shard = source.open({number: lambda _: whole})[number]
+        shard.verify(whole)
+        shard.fetch_ranges(index.offsets[headers], np.minimum(index.sizes[headers], _HEADER))
+        values: dict[str, list[Any]] = {name: [None] * count for name in readings}
+        failed: dict[str, list[str]] = {name: [] for name in readings}
+        for sample in range(count):
+            parsed: dict[Any, Any] = {}  # a member is parsed once for all its columns
+            for name, reading in readings.items():
+                key = int(members[name][sample]), reading.parse
+                try:
+                    if key[0] >= 0:
+                        parsed[key] = parsed[key] if key in parsed else _parsed(shard, *key)
+                        values[name][sample] = reading.value(parsed[key])
+                except (ValueError, RecursionError, ExtraMissingError) as error:
+                    failed[name].append(f"{index.key(sample)}: {error}")
+    for name, reasons in failed.items():
+        columns[name] = Values(arrays.from_values(values[name]), len(reasons), reasons[0] if reasons else "")
     return columns
 
 
@@ -252,42 +264,20 @@ def _members(index: ShardIndex, extensions: Sequence[str]) -> Int64s:
     return members
 
 
-def _read_members(
-    shard: OpenShard, members: Int64s, parse: Callable[[Head], Any], takers: Sequence[tuple[str, Callable[[Any], Any]]]
-) -> dict[str, Values]:
-    """Parse members once for all their columns, and fetch more of those whose headers are long, until all are read."""
+def _parsed(shard: OpenShard, member: int, parse: Callable[[Head], Any]) -> Any:
+    """Parse a member by its first bytes, and fetch more of them if they are too few for its header.
+
+    Raises ``ValueError`` and `ExtraMissingError`.
+    """
     index = shard.index
-    values: dict[str, list[Any]] = {name: [None] * len(members) for name, _ in takers}
-    failed: dict[str, dict[int, str]] = {name: {} for name, _ in takers}
-    rows, most = np.flatnonzero(members >= 0), _HEADER
-    while len(rows):
-        numbers, short = members[rows], []
-        lengths = index.sizes[numbers] if parse in _WHOLE else np.minimum(index.sizes[numbers], most)
-        if parse not in _WHOLE:
-            shard.fetch_ranges(index.offsets[numbers], lengths)
-        for row, number, fetched in zip(rows.tolist(), numbers.tolist(), lengths.tolist(), strict=True):
-            offset, size = int(index.offsets[number]), int(index.sizes[number])
-            head = Head(shard.content[offset : offset + fetched], size, index.extensions[index.extension_ids[number]])
-            try:
-                value = parse(head)
-            except (ValueError, ExtraMissingError) as error:
-                if fetched < size:
-                    short.append(row)
-                else:
-                    for reasons in failed.values():
-                        reasons[row] = str(error)
-                continue
-            for name, taken in takers:
-                try:
-                    values[name][row] = taken(value)
-                except (ValueError, RecursionError) as error:
-                    failed[name][row] = str(error)
-        rows, most = np.array(short, np.int64), _GROWTH * most
-    columns = {}
-    for name, reasons in failed.items():
-        reason = ""
-        if reasons:
-            sample = int(np.searchsorted(index.sample_starts, members[min(reasons)], side="right")) - 1
-            reason = f"{index.key(sample)}: {reasons[min(reasons)]}"
-        columns[name] = Values(arrays.from_values(values[name]), len(reasons), reason)
-    return columns
+    offset, size = int(index.offsets[member]), int(index.sizes[member])
+    extension = index.extensions[index.extension_ids[member]]
+    fetched = size if parse in _WHOLE else min(size, _HEADER)
+    while True:
+        try:
+            return parse(Head(shard.content[offset : offset + fetched], size, extension))
+        except (ValueError, ExtraMissingError):
+            if fetched == size:
+                raise
+        fetched = min(size, _GROWTH * fetched)
+        shard.fetch_ranges(np.array([offset]), np.array([fetched]))
