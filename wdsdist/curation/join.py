@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import logging
 import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist import storage
 from wdsdist._util.host import temporary_dir
@@ -22,6 +20,7 @@ from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.shards.spellings import matching
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -37,8 +36,7 @@ _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 _log = logging.getLogger("wdsdist")
 
 
-@dataclass(frozen=True, slots=True)
-class JoinReport:
+class JoinReport(NamedTuple):
     """How the rows of tables and the samples of a data set matched."""
 
     tables: str
@@ -76,18 +74,10 @@ def table_paths(
     is_list = isinstance(paths, Sequence) and len(paths) > 0
     if not is_list or not all(isinstance(path, str | os.PathLike) for path in paths):
         raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
-    locations, files = [storage.normalise(os.fspath(table)) for table in paths], list[str]()
+    locations = [storage.normalise(os.fspath(table)) for table in paths]
     options = manifest.client_options if storage_options is None else storage.named(storage_options, locations)
-    for location in locations:
-        (folder, name), fitting = storage.split(location), [location]
-        is_far = storage.is_remote(location)
-        if set(name) & set("*[" if is_far else "*?[") and (is_far or not Path(location).exists()):
-            matching = fnmatch.filter([entry.name for entry in storage.list(folder, options)], name)
-            fitting = [storage.join(folder, file) for file in sorted(matching)]
-        if not fitting:
-            raise NotFoundError(f"{storage.shown(location)} fits no file")
-        files += [file if is_far else str(Path(file).absolute()) for file in fitting]
-    return files, options
+    found = [path for location in locations for path in matching(location, options)]
+    return [path if storage.is_remote(path) else str(Path(path).absolute()) for path in found], options
 
 
 @contextlib.contextmanager
