@@ -189,9 +189,10 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empt
     numbers, column = _numbers(manifest, by, "explode records")
     totals = _checked(np.ceil(numbers / width), "explode records")
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
-    parts = (np.arange(len(positions)) - starts[positions]).astype(np.uint32)
+    numbers_in_record = np.arange(len(positions)) - starts[positions]
+    parts = np.stack((numbers_in_record, totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
-    return _view(manifest, positions, step, parts, totals[positions].astype(np.uint32), allow_empty=allow_empty)
+    return _view(manifest, positions, step, parts, allow_empty=allow_empty)
 
 
 def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
@@ -287,13 +288,12 @@ def _view(
     positions: Int64s,
     step: dict[str, Any],
     parts: npt.NDArray[np.uint32] | None = None,
-    totals: npt.NDArray[np.uint32] | None = None,
     *,
     allow_empty: bool,
 ) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 
-    ``parts`` and ``totals`` say the part of its record that each is; without them it stays the part that it was.
+    ``parts`` says the part of its record that each sample is; without it each stays the part that it was.
     """
     if not len(positions) and not allow_empty:
         which = f"the part {step['part']!r}" if "part" in step else "the view"
@@ -303,9 +303,9 @@ def _view(
         )
     before = manifest.picks
     stored = positions if before is None else before.positions()[positions]
-    if parts is None and before is not None and before.parts is not None and before.totals is not None:
-        parts, totals = before.parts[positions], before.totals[positions]
-    picks = Picks.of_positions(manifest.whole.counts, stored, parts, totals)
+    if parts is None and before is not None and before.parts is not None:
+        parts = before.parts[positions]
+    picks = Picks.of_positions(manifest.whole.counts, stored, parts)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(positions)}
     if before is not None and before.path:
         about["view"] = before.path

@@ -138,8 +138,9 @@ class ColumnReader:
         pa, picks = pyarrow("columns"), self.manifest.picks
         if self.is_part:
             assert picks is not None
-            numbers: Any = picks.parts if self.name == PARTS[0] else picks.totals
-            return pa.array(numbers[picks.starts[number] : picks.starts[number + 1]], "int64")
+            assert picks.parts is not None
+            parts = picks.parts[picks.starts[number] : picks.starts[number + 1], PARTS.index(self.name)]
+            return pa.array(parts, "int64")
         if self.stored is None and self.name == SHARD:
             name = storage.split(self._whole.shown_name(number))[1]
             return pa.repeat(pa.scalar(name, "large_string"), int(self._whole.counts[number]))
