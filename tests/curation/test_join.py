@@ -247,16 +247,23 @@ def test_what_cannot_be_joined_is_refused(
         data.add_columns(output=tmp_path / "columns", **asked)
 
 
-def test_a_table_at_a_signed_url_is_joined(data: Manifest, tmp_path: Path) -> None:
-    content = table(tmp_path / "a.parquet", [{"key": KEYS[2], "signed": 1}]).read_bytes()
+def test_a_table_at_a_signed_url_completes_a_stale_column_and_its_signature_is_not_kept(tmp_path: Path) -> None:
+    def packed(numbers: range, *, append: bool) -> Manifest:
+        samples = ({"__key__": f"{n:03}", "json": {"n": n if n % 2 else None}} for n in numbers)
+        return wdsdist.pack(samples, tmp_path / "data", shuffle_seed=None, shard_samples=2, append=append)
+
+    packed(range(4), append=False).add_columns(fields=["json.n"], workers=1)
+    data = packed(range(4, 6), append=True)
+    content = table(tmp_path / "t.parquet", [{"key": f"{n:03}", "json.n": n} for n in range(6)]).read_bytes()
 
     def answer(asked: Asked) -> Answer:
-        if asked.method == "HEAD" or not asked.path.endswith("?signature=x"):
+        if asked.method == "HEAD" or not asked.path.endswith("?signature=secret"):
             return 403, {}, b""
         if "range" in asked.headers:
             return 206, {"Content-Range": f"bytes 0-0/{len(content)}"}, content[:1]
         return 200, {}, content
 
     with answering(answer) as (url, _):
-        data.add_columns(join=f"{url}/a.parquet?signature=x", output=tmp_path / "columns")
-    assert values(data, "signed")[2] == 1
+        data.add_columns(join=f"{url}/t.parquet?signature=secret", workers=1)
+    assert values(data, "json.n") == list(range(6))
+    assert b"secret" not in (tmp_path / "data" / "columns" / "json.n.parquet").read_bytes()

@@ -7,6 +7,7 @@ and a later call makes the values of new shards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from wdsdist.curation.column_file import Source, StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
 from wdsdist.curation.fields import KINDS, Field, Values, parsed, read
 from wdsdist.curation.join import Join, JoinReport, Tables, opened, table_paths
-from wdsdist.curation.tables import pyarrow
+from wdsdist.curation.tables import Table, pyarrow
 from wdsdist.errors import ArgumentError, IndexFormatError
 from wdsdist.shards.progress import Report, ShardsProgress
 
@@ -60,11 +61,10 @@ def add_columns(
     check_callable("progress", progress)
     if workers is not None:
         check_integer("workers", workers, 1)
-    data, options = manifest.whole, manifest.client_options
-    requested, new_join = parsed(data, fields, probe), None
+    data, requested, new_join = manifest.whole, parsed(manifest.whole, fields, probe), None
+    paths, options = ({}, manifest.client_options) if join is None else table_paths(data, join, storage_options)
     if join is not None:
-        paths, options = table_paths(data, join, storage_options)
-        new_join = {"tables": paths, "on": _compared(on)}
+        new_join = {"tables": [*paths], "on": _compared(on)}
         if new_join["on"][0] not in {*names(data), *(field.name for field in requested)}:
             requested += parsed(data, [new_join["on"][0]], [])
     elif not requested and not column_file.names(data):
@@ -72,23 +72,27 @@ def add_columns(
     with contextlib.ExitStack() as stack:
         chosen = None if output is None else check_path("output", output)
         folder, write = stack.enter_context(column_file.writing(data, chosen))
-        columns = _Columns(data, options, stack)
-        if requested or new_join:
-            added = [field.name for field in requested]
-            columns.request(requested, replace=replace)
-        else:
+        columns = _Columns(
+            data,
+            read=functools.partial(from_members, data, workers=workers, progress=progress),
+            open_table=lambda path: stack.enter_context(opened(paths.get(path, path), options)),
+        )
+        added = [field.name for field in requested]
+        for field in requested:
+            columns.request(field, replace=replace)
+        if not requested and new_join is None:
             added = [name for name in column_file.names(data) if columns.is_incomplete(name)]
         incomplete = list(filter(columns.is_incomplete, added))
-        columns.read_members(incomplete, workers, progress)
+        columns.read_members(incomplete)
         for name in incomplete:
-            write(name, columns.values(name), columns[name].sources)
+            write(name, columns.values_of(name), columns[name].sources)
         if new_join is not None:
             joined = columns.joined(new_join)
             for name in joined.columns(only):
                 if column_file.is_free(name) or not name:
                     _log.warning("the column %r of %s is left out: the shards say it", name, joined.report.tables)
                     continue
-                values, differing = arrays.filled_up(columns.values(name), joined.values(name), replace=replace)
+                values, differing = arrays.filled_up(columns.values_of(name), joined.values(name), replace=replace)
                 if differing and not replace:
                     has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                     raise ArgumentError(
@@ -123,11 +127,22 @@ class _Column(NamedTuple):
 
 
 class _Columns(dict[str, _Column]):
-    """Columns of a data set that are made or completed, and the sources of their values, each read once."""
+    """The columns of a data set as they are now, by name, and their sources, each of which is read once.
 
-    def __init__(self, data: Manifest, options: storage.StorageOptions, stack: contextlib.ExitStack) -> None:
-        self.data, self.options, self.stack = data, options, stack
-        self.members: dict[str, Any] = {}
+    Args:
+        data: the data set.
+        read: reads columns of members in some shards.
+        open_table: opens a table by its recorded path.
+    """
+
+    def __init__(
+        self,
+        data: Manifest,
+        read: Callable[[Sequence[Field], Sequence[int]], dict[str, Any]],
+        open_table: Callable[[str], Table],
+    ) -> None:
+        self.data, self._read, self._open_table = data, read, open_table
+        self._members: dict[str, Any] = {}
         self.joins: dict[str, Join] = {}
 
     def __missing__(self, name: str) -> _Column:
@@ -140,23 +155,25 @@ class _Columns(dict[str, _Column]):
         self[name] = _Column(stored, [] if stored is None else stored.sources)
         return self[name]
 
-    def request(self, fields: Sequence[Field], *, replace: bool) -> None:
-        """Plan to make columns of members; columns that were made otherwise are dropped."""
-        for field in fields:
-            sources = self[field.name].sources
-            if field.source not in sources:
-                if not replace and any("tables" in source for source in sources):
-                    raise ArgumentError(
-                        f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
-                    )
-                self[field.name] = _Column(None, [field.source])
+    def request(self, field: Field, *, replace: bool) -> None:
+        """Plan to make a column of members; a column that was made otherwise is dropped.
+
+        Raises `ArgumentError` if values would be dropped that were joined, unless ``replace`` is true.
+        """
+        sources = self[field.name].sources
+        if field.source not in sources:
+            if not replace and any("tables" in source for source in sources):
+                raise ArgumentError(
+                    f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
+                )
+            self[field.name] = _Column(None, [field.source])
 
     def is_incomplete(self, name: str) -> bool:
         """Return whether a column lacks shards, but has sources of their values."""
         stored, sources = self[name]
         return bool(sources) and (stored is None or stored.is_stale)
 
-    def values(self, name: str) -> Any:
+    def values_of(self, name: str) -> Any:
         """Return the values of all samples, a chunked array: the first that the file or a source has."""
         stored, sources = self[name]
         values = pyarrow().chunked_array([pyarrow().nulls(self.data.num_samples)])
@@ -168,7 +185,9 @@ class _Columns(dict[str, _Column]):
                 ]
             )
         for source in sources if self.is_incomplete(name) else ():
-            more = self.joined(source).values(name) if "tables" in source else self.members[name]
+            if "tables" not in source and name not in self._members:
+                self.read_members([name])
+            more = self.joined(source).values(name) if "tables" in source else self._members[name]
             values, _ = arrays.filled_up(values, more)
         return values
 
@@ -178,29 +197,29 @@ class _Columns(dict[str, _Column]):
         if key not in self.joins:
             own = source["on"][0]
             if self.is_incomplete(own):
-                values = self.values(own)
+                values = self.values_of(own)
             else:
                 values = ColumnReader(self.data, own).read(range(len(self.data.counts)))
-            tables = [self.stack.enter_context(opened(path, self.options)) for path in source["tables"]]
+            tables = [self._open_table(path) for path in source["tables"]]
             self.joins[key] = Join(self.data, tables, source["on"], values)
         return self.joins[key]
 
-    def read_members(self, names: Sequence[str], workers: int | None, progress: Report) -> None:
+    def read_members(self, names: Sequence[str]) -> None:
         """Read columns of members, in the shards that the file of any of them lacks."""
         sources = [source for name in names for source in self[name].sources]
         fields = parsed(self.data, *([source[kind] for source in sources if kind in source] for kind in KINDS))
-        stored = [self[field.name].stored for field in fields]
         lacking = np.zeros(len(self.data.counts), np.bool_)
-        for column in stored:
-            lacking |= True if column is None else column.groups < 0
-        self.members = from_members(self.data, fields, np.flatnonzero(lacking).tolist(), workers, progress)
+        for field in fields:
+            stored = self[field.name].stored
+            lacking |= True if stored is None else stored.groups < 0
+        self._members |= self._read(fields, np.flatnonzero(lacking).tolist())
 
 
 def from_members(
     data: Manifest, fields: Sequence[Field], shards: Sequence[int], workers: int | None = None, progress: Report = None
 ) -> dict[str, Any]:
     """Return columns of the members of some shards: chunked arrays by name, with no values for the other shards."""
-    if not fields or not shards:
+    if not fields:
         return {}
     made: dict[int, dict[str, Values]] = {}
 

@@ -65,10 +65,11 @@ class JoinReport(NamedTuple):
 
 def table_paths(
     manifest: Manifest, tables: Tables, storage_options: Mapping[str, Any] | None
-) -> tuple[list[str], storage.StorageOptions]:
-    """Return the paths and URLs of tables, with the files that a pattern fits, and the options of their stores.
+) -> tuple[dict[str, str], storage.StorageOptions]:
+    """Return the tables that ``join`` names, and the options of their stores.
 
-    Raises `NotFoundError` for a pattern such as ``meta/*.parquet`` that no file fits.
+    The tables are paths and URLs, by their names without credentials; patterns are expanded. Raises `NotFoundError` for
+    a pattern that nothing matches.
     """
     paths: Any = [tables] if isinstance(tables, str | os.PathLike) else tables
     is_list = isinstance(paths, Sequence) and len(paths) > 0
@@ -77,7 +78,8 @@ def table_paths(
     locations = [storage.normalise(os.fspath(table)) for table in paths]
     options = manifest.client_options if storage_options is None else storage.named(storage_options, locations)
     found = [path for location in locations for path in matching(location, options)]
-    return [path if storage.is_remote(path) else str(Path(path).absolute()) for path in found], options
+    found = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in found]
+    return {storage.shown(path): path for path in found}, options
 
 
 @contextlib.contextmanager

@@ -123,14 +123,14 @@ class Picks:
             )
         return numbers
 
-    def parts_in(self, shard: int, samples: Int64s) -> npt.NDArray[np.int64] | None:
+    def parts_in(self, shard: int, samples: Int64s) -> Int64s | None:
         """Return int64 [2, n]: the part that each sample is, and the parts of its record; ``None`` for whole samples.
 
         Raises `IndexFormatError` if a file names a part that its record does not have.
         """
         if self.parts is None:
             return None
-        pairs = self.parts[self.starts[shard] + samples].T.astype(np.int64)
+        pairs: Int64s = self.parts[self.starts[shard] + samples].T.astype(np.int64)
         if bool((pairs[0] >= pairs[1]).any()):
             raise IndexFormatError(
                 f"the view {self.path or ''} is damaged: it names parts that a record does not have; make it again"
