@@ -112,10 +112,7 @@ def _has_magic(name: str) -> bool:
 
 
 def matching(name: str, options: storage.StorageOptions) -> list[str]:
-    """Return the sorted locations that match a pattern: the tars among them, if there are any.
-
-    Raises `NotFoundError` if nothing matches.
-    """
+    """Return the sorted locations that match a pattern: the tars among them, if there are any."""
     location = storage.normalise(name)
     if not _has_magic(location) or _exists(name):
         return [location]
