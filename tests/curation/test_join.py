@@ -21,7 +21,7 @@ from tests.support.folders import forked, status
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
-from wdsdist.curation import add, column_file, columns
+from wdsdist.curation import add, column_file, columns, join
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.manifest import Manifest
 
@@ -67,13 +67,13 @@ def test_rows_and_samples_are_matched_as_a_dict_does(
     cut = -(-len(rows) // parts)
     for part in range(0, len(rows), cut):
         pq.write_table(pa.Table.from_pylist(rows[part : part + cut], schema), folder / f"{part:05}.parquet")
-    added = add.add_columns(data, join=folder / "*.parquet", output=folder / "columns", workers=1)
+    data.add_columns(join=folder / "*.parquet", output=folder / "columns", workers=1)
     first: dict[str, Any] = {}
     for row in rows:
         if row["key"] is not None:
             first.setdefault(row["key"], row["v"])
     assert values(data, "v") == [first.get(key) for key in KEYS]
-    report = added.joins[0]
+    _, report = join.match(data, "key", columns.column(data, "key"), pa.array([row["key"] for row in rows]), "rows")
     assert report.rows == len(rows)
     assert report.samples_matched == len(set(KEYS) & set(first)) == len(KEYS) - report.samples_unmatched
     matched = [row["key"] for row in rows if row["key"] in KEYS]

@@ -59,8 +59,6 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
         values = column(data.whole, name)
         filled = counted(len(values) - values.null_count, "value")
         say(f"{name}: {KINDS[str(values.type)]}, {filled}, {values.null_count:,} missing")
-    for report in added.joins:
-        say(f"joined {report}")
     if not added.columns:
         say("the columns have the values of all shards")
     say(f"columns: in {added.folder}")

@@ -24,7 +24,7 @@ from wdsdist.curation import arrays, column_file
 from wdsdist.curation.column_file import Source, StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
 from wdsdist.curation.fields import KINDS, Field, Values, parsed, read
-from wdsdist.curation.join import Join, JoinReport, Tables, opened, table_paths
+from wdsdist.curation.join import Join, Tables, opened, table_paths
 from wdsdist.curation.tables import Table, pyarrow
 from wdsdist.errors import ArgumentError, IndexFormatError
 from wdsdist.shards.progress import Report, ShardsProgress
@@ -40,7 +40,6 @@ class Added(NamedTuple):
 
     folder: Path
     columns: tuple[str, ...]
-    joins: tuple[JoinReport, ...]
 
 
 def add_columns(
@@ -103,7 +102,7 @@ def add_columns(
                 others = [source for source in columns[name].sources if source != new_join]
                 write(name, values, [new_join, *others] if replace else [*others, new_join])
                 added.append(name)
-    return Added(folder, tuple(dict.fromkeys(added)), tuple(join.report for join in columns.joins.values()))
+    return Added(folder, tuple(dict.fromkeys(added)))
 
 
 def _compared(on: str | Mapping[str, str]) -> list[str]:
@@ -143,7 +142,7 @@ class _Columns(dict[str, _Column]):
     ) -> None:
         self.data, self._read, self._open_table = data, read, open_table
         self._members: dict[str, Any] = {}
-        self.joins: dict[str, Join] = {}
+        self._joins: dict[str, Join] = {}
 
     def __missing__(self, name: str) -> _Column:
         """Look up a column in the files; a damaged file is replaced."""
@@ -194,15 +193,15 @@ class _Columns(dict[str, _Column]):
     def joined(self, source: Source) -> Join:
         """Return the tables of a source, matched with the samples."""
         key = json.dumps(source)
-        if key not in self.joins:
+        if key not in self._joins:
             own = source["on"][0]
             if self.is_incomplete(own):
                 values = self.values_of(own)
             else:
                 values = ColumnReader(self.data, own).read(range(len(self.data.counts)))
             tables = [self._open_table(path) for path in source["tables"]]
-            self.joins[key] = Join(self.data, tables, source["on"], values)
-        return self.joins[key]
+            self._joins[key] = Join(self.data, tables, source["on"], values)
+        return self._joins[key]
 
     def read_members(self, names: Sequence[str]) -> None:
         """Read columns of members, in the shards that the file of any of them lacks."""

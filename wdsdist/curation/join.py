@@ -57,11 +57,6 @@ class JoinReport(NamedTuple):
             f"{self.samples_unmatched:,} without a row"
         )
 
-    def log(self) -> None:
-        """Log the report: as a warning unless rows and samples match one to one."""
-        is_partial = self.rows_unmatched or self.samples_unmatched or self.rows_repeated
-        _log.log(logging.WARNING if is_partial else logging.INFO, "joined %s", self)
-
 
 def table_paths(
     manifest: Manifest, tables: Tables, storage_options: Mapping[str, Any] | None
@@ -171,6 +166,8 @@ class Join:
         keys = [part for table, key in zip(tables, self._keys, strict=True) for part in column(table, key)]
         label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
         self._rows, self.report = match(data, on[0], values, arrays.concatenated(keys), label)
+        is_partial = self.report.rows_unmatched or self.report.samples_unmatched or self.report.rows_repeated
+        _log.log(logging.WARNING if is_partial else logging.INFO, "joined %s", self.report)
 
     def columns(self, only: Collection[str] | None) -> list[str]:
         """Return the names of the tables' columns but the key, without columns of nested values; or only some.
