@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -23,6 +24,8 @@ from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import decode_npz
 from wdsdist.samples.sample_spec import Decoder
 from wdsdist.storage import compression
+
+zipped = functools.partial(gzip.compress, mtime=0)
 
 
 def npz(**arrays: np.ndarray) -> bytes:
@@ -72,8 +75,8 @@ MAPPING = {"TXT": len, "seg.txt": bytes.upper}
         (True, "source.TXT", b"a", "a"),
         (True, "npz", npz(a=np.arange(3)), {"a": np.arange(3)}),
         (True, "pth", saved({"w": 1.5}), {"w": 1.5}),
-        (True, "json.gz", gzip.compress(b"[1]"), [1]),
-        (True, "txt.gz", gzip.compress(b"one ") + gzip.compress(b"two") + bytes(10), "one two"),
+        (True, "json.gz", zipped(b"[1]"), [1]),
+        (True, "txt.gz", zipped(b"one ") + zipped(b"two") + bytes(10), "one two"),
         (True, "pkl", BOMB, BOMB),
         (True, "pickle", BOMB, BOMB),
         (True, "pyd", BOMB, BOMB),
@@ -94,7 +97,7 @@ def test_members_are_decoded_by_the_last_part_of_their_extension(
     ("extension", "data", "message"),
     [
         ("cls", b"cat", r"3 bytes do not decode as 'cls': ValueError: invalid literal"),
-        ("txt.gz", gzip.compress(b"hello")[:-3], "cut short"),
+        ("txt.gz", zipped(b"hello")[:-3], "cut short"),
         ("txt.gz", b"not gzip", zlib.error.__name__),
         ("npy", npy_bytes(np.array([Bomb()], dtype=object)), "allow_pickle=False"),
         ("pth", saved(Bomb()), "do not decode as 'pth'"),
@@ -109,8 +112,8 @@ def test_bytes_that_are_not_what_their_extension_says_are_an_error_that_shows_th
 
 def test_what_expands_without_end_is_refused() -> None:
     with pytest.raises(SampleError, match="unpacks to over 1,000 bytes"):
-        compression.unzip(gzip.compress(bytes(1001)), 1000)
-    assert len(compression.unzip(gzip.compress(b"x" * 1000), 1000)) == 1000
+        compression.unzip(zipped(bytes(1001)), 1000)
+    assert len(compression.unzip(zipped(b"x" * 1000), 1000)) == 1000
     buffer = io.BytesIO()
     np.savez_compressed(buffer, a=np.zeros(1000))
     with pytest.raises(SampleError, match="unpacks to over 1,000 bytes"):
@@ -122,8 +125,8 @@ def test_the_compressed_members_of_a_shard_are_counted_together(
     tmp_path: Path, limit_expansion: Callable[..., None], extension: str
 ) -> None:
     limit_expansion(1 << 20, 2)
-    member = gzip.compress(b"x" * 300_000)  # of 300 bytes: each is far below what one member may
-    member = gzip.compress(member) if extension.endswith(".gz.gz") else member
+    member = zipped(b"x" * 300_000)  # of 300 bytes: each is far below what one member may
+    member = zipped(member) if extension.endswith(".gz.gz") else member
     (tmp_path / "x.tar").write_bytes(plain_tar((f"{number}.{extension}", member) for number in range(8)))
     wdsdist.index(tmp_path)
     data = StreamingDataset(tmp_path, decode=True, shuffle=False, num_replicas=1, rank=0)

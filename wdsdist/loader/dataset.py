@@ -157,10 +157,9 @@ class StreamingDataset(IterableDataset[Any]):
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
             decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
-        policy = BadSamplePolicy.of(on_error, quarantine, error_budget)
-        spec = SampleSpec(chosen, decoder, transform, policy)
+        spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine, error_budget))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
-        self.error_budget = policy.budget
+        self.error_budget = spec.policy.budget
         self.chosen_epoch = ChosenEpoch()
         self.replica = Replica(rank, num_replicas)
         self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
