@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import pickle
 import subprocess
 import sys
 
@@ -85,13 +84,6 @@ def test_jpegs_are_decoded_by_simplejpeg_where_it_can(monkeypatch: pytest.Monkey
         assert DecodeImage("torchrgb8")(FILES[name]).shape == (3, 37, 53)
     with pytest.raises(SampleError, match="AssertionError: Pillow was asked"):
         decode_rgb(FILES["cmyk.jpg"])
-
-
-def test_a_decoder_crosses_to_another_process() -> None:
-    decoder = DecodeImage("rgb8")
-    copy = pickle.loads(pickle.dumps(decoder))
-    np.testing.assert_array_equal(copy(FILES["colour.jpg"]), decoder(FILES["colour.jpg"]))
-    assert len(pickle.dumps(decoder)) < 2048
 
 
 def test_memoryviews_are_decoded_like_bytes() -> None:
