@@ -212,6 +212,7 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
     assert page.problems == []
 
 
+@pytest.mark.slow
 @apart
 def test_the_page_fits_a_phone(page: Any, serve: Any, data: Manifest) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
