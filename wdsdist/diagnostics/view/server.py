@@ -218,13 +218,11 @@ class View:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
         samples = self.manifest.num_samples
         batch_size = _integer(request, "batch_size", max(1, min(64, samples)))
-        order: Any = request.query_params.get("order") or "shard"
         return {
             "ranks": _integer(request, "ranks", max(1, min(8, samples // max(1, batch_size)))),
             "batch_size": batch_size,
             "epoch": _integer(request, "epoch", 0),
             "seed": _integer(request, "seed", 0),
-            "order": order,
         }
 
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
@@ -234,13 +232,10 @@ class View:
         except WdsdistError as error:
             shard = shard_name(self.manifest, shard_of(self.manifest, number)[0])
             return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
-        members = []
-        for member in sample.members:
-            read = functools.partial(self.reader.read, sample, member)
-            about = describe.member(member.extension, member.size, read, limits, self.style)
-            members.append(
-                {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
-            )
+        members = [
+            {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
+            for member, about in describe.members(self.reader, sample, limits, self.style)
+        ]
         return {
             "number": number,
             "key": sample.key,
