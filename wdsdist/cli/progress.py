@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -35,7 +34,7 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
     if quiet:
         yield lambda done, total, note: None
         return
-    is_drawn = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    is_drawn = sys.stderr.isatty() and _can_erase()
     printed, line = time.monotonic(), ""
     first: tuple[float, int] | None = None
 
@@ -75,6 +74,17 @@ def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress
             show(state.bytes_done, state.bytes, note + damaged)
 
         yield show_shards
+
+
+def _can_erase() -> bool:
+    """Return whether the terminal of standard error can erase a line."""
+    import curses
+
+    try:
+        curses.setupterm(fd=2)
+    except curses.error:
+        return False
+    return bool(curses.tigetstr("el"))
 
 
 def _draw(line: str | None) -> None:

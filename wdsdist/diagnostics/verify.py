@@ -191,7 +191,7 @@ def _check(carried: Carried[_Check], number: int) -> list[Damage]:
                     is_readable = "?" not in location or error.kind in storage.PASSING
                     if is_readable:
                         raise
-                problems = _problems(path, shard_index.beside(path), check, number)
+                problems = _problems(path, _index_path(path, check.manifest, number), check, number)
                 problems = [problem for problem in problems if is_readable or problem[0] != "index"]
             except NotFoundError:
                 problems = [("tar", "is not there: upload it again")]
