@@ -1,4 +1,4 @@
-"""Compressed tars: read as a stream of pieces, decompressed into a file, and written by zstd; and gzip in memory.
+"""Compressed tars, decompressed as a stream of pieces into a file; and gzip in memory.
 
 The first bytes of a file give its codec, as names are often wrong. A compressed tar can only be read from its start, so
 it is decompressed once, in one pass, into a file.
@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
@@ -210,27 +209,3 @@ def checked(compress: str | None) -> str | None:
         )
     extra("zstandard", "zst", f"compress={compress!r}")
     return f"zst:{level}"
-
-
-class Zstd:
-    """Compresses a stream piece by piece; ``compress`` is what `checked` returns.
-
-    The data since a call of `end_frame` can be dropped: they are a frame of their own, which no other needs. The same
-    pieces and calls give the same bytes.
-    """
-
-    def __init__(self, compress: str) -> None:
-        import zstandard
-
-        self._compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
-        self._frame: Any = None
-
-    def add(self, data: memoryview) -> bytes:
-        """Return the next bytes of the compressed stream."""
-        self._frame = self._frame or self._compressor.compressobj()
-        return bytes(self._frame.compress(data))
-
-    def end_frame(self) -> bytes:
-        """Return the rest of a frame that has been begun."""
-        frame, self._frame = self._frame, None
-        return b"" if frame is None else bytes(frame.flush())

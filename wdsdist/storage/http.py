@@ -19,7 +19,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import urllib3
 import urllib3.connection
@@ -41,9 +41,6 @@ _CONNECTIONS = 64  # that are kept to one server
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
-_NO_HEAD = {400, 403, 405, 501}
-"""Answers to HEAD after which GET may be allowed, by a URL that is signed for GET or a server that has no HEAD, or says
-more: S3 names the error in the body."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 _OURS = {"range", "accept-encoding", "host", "connection"}
 """Headers that options cannot set."""
@@ -84,7 +81,7 @@ class HttpStore:
         """Give the bytes of a range to ``sink`` as they arrive, as `Store.read` says."""
         is_whole = start == 0 and stop in (None, size)
         length = None if stop is None else stop - start
-        with self._answer("GET", path, None if is_whole else (start, stop), timeout) as answer:
+        with self._answer(path, None if is_whole else (start, stop), timeout) as answer:
             entry = _entry(path, answer)
             given = answer.headers.get("Content-Range", "")
             problem = ""
@@ -105,37 +102,37 @@ class HttpStore:
             raise Failure("length", f"{shown(path)} cannot be read: {problem}")
 
     def stat(self, path: str, *, timeout: float) -> Entry:
-        """Return what the headers of an object say: its size and its stamp."""
+        """Return what the answer to a request for the first byte says of an object: its size and its stamp."""
         try:
-            with self._answer("HEAD", path, None, timeout) as answer:
+            with self._answer(path, (0, 1), timeout) as answer:
+                answer.read(1)  # so that the connection can be kept
                 return _entry(path, answer)
         except StatusError as error:
-            if error.status not in _NO_HEAD:
+            if error.status != 416:  # an empty file has no first byte
                 raise
-        with self._answer("GET", path, (0, 1), timeout) as answer:
-            return _entry(path, answer)
+            return Entry(split(path)[1], 0, error.headers.get("ETag", ""))
 
     @contextlib.contextmanager
     def _answer(
-        self, method: Literal["GET", "HEAD"], path: str, wanted: tuple[int, int | None] | None, timeout: float
+        self, path: str, wanted: tuple[int, int | None] | None, timeout: float
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send a request, follow redirects, and yield an answer whose body has not been read."""
-        url = self.addresses.url(method, path) if self.addresses else path
+        url = self.addresses.url(path) if self.addresses else path
         for _ in range(_HOPS):
             answer = _manager(url).urlopen(
-                method, _quoted(url), headers=self._headers(path, url, wanted), timeout=timeout, preload_content=False,
+                "GET", _quoted(url), headers=self._headers(path, url, wanted), timeout=timeout, preload_content=False,
                 decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
             try:
                 target, region = answer.headers.get("Location"), answer.headers.get("x-amz-bucket-region")
                 if self.addresses and answer.status >= 300 and region and self.addresses.moved(region):
-                    url = self.addresses.url(method, path)
+                    url = self.addresses.url(path)
                 elif answer.status in _REDIRECTS and target:
                     url = urllib.parse.urljoin(url, target.partition("#")[0])
                     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
                         raise ValueError("a redirect leads to another scheme than http or https")
                 else:
-                    self._check(method, url, answer)
+                    self._check(url, answer)
                     yield answer
                     return
             finally:
@@ -154,18 +151,18 @@ class HttpStore:
             headers["range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
         return headers
 
-    def _check(self, method: str, url: str, answer: urllib3.BaseHTTPResponse) -> None:
+    def _check(self, url: str, answer: urllib3.BaseHTTPResponse) -> None:
         """Raise if an answer is an error, or compressed on its way."""
         if answer.status >= 300:
             body = b""
             with contextlib.suppress(urllib3.exceptions.HTTPError):
-                body = answer.read(_PIECE) if method == "GET" else b""
+                body = answer.read(_PIECE)
             code = _CODE.search(body) if self.addresses else None
             raise StatusError(answer.status, answer.reason, answer.headers, code[1].decode() if code else "")
         encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
         # Some servers name the compression of a file as encoding, and send it as it is.
         is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
-        if method == "GET" and encoding != "identity" and not is_file:
+        if encoding != "identity" and not is_file:
             raise ValueError(
                 f"the server sends the file compressed ({encoding}), although it was asked not to: switch off the "
                 f"compression of its answers, or upload the file without Content-Encoding"
@@ -325,8 +322,6 @@ def http_store(location: str, options: StorageOptions | None) -> HttpStore:
         )
     headers: dict[str, str] = {}
     for name, value in options_for(location, options, warns=True).items():
-        if name == "client_kwargs" and set(value) == {"headers"}:  # as fsspec takes them
-            name, value = "headers", value["headers"]
         if name != "headers" or not isinstance(value, Mapping):
             raise Failure(
                 "invalid", f'{shown(location)} takes storage_options={{"headers": {{NAME: VALUE}}}} alone, not {name!r}'

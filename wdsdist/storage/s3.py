@@ -7,13 +7,14 @@ anonymous access, profile, endpoint and region, or the credentials that botocore
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from wdsdist.storage.failures import NO_CREDENTIALS, Failure
 from wdsdist.storage.http import HttpStore
@@ -47,29 +48,16 @@ class S3Addresses:
     region: str
     credentials: Any = field(repr=False)
     """botocore's, which renew themselves, or a tuple of access key, secret key and token; ``None`` signs nothing."""
-    _signer: tuple[Any, Any] = field(default=(None, None), repr=False)
-    """obstore's store, and the credentials and region that it has."""
 
-    def url(self, method: Literal["GET", "HEAD"], location: str) -> str:
-        """Return the URL of a request for an object."""
+    def url(self, location: str) -> str:
+        """Return the URL to read an object by."""
         import obstore
-        from obstore.store import S3Store
 
         credentials = self.credentials
         if hasattr(credentials, "get_frozen_credentials"):
             credentials = tuple(credentials.get_frozen_credentials()[:3])
-        store, known = self._signer
-        if store is None or known != (credentials, self.region):
-            key, secret, token = credentials or ("nobody", "nothing", None)
-            more = {"token": token} if token else {}
-            if self.endpoint:
-                more["endpoint"] = self.endpoint
-            store = S3Store(
-                self.bucket, region=self.region, access_key_id=key, secret_access_key=secret,
-                client_options={"allow_http": True}, **more,
-            )  # fmt: skip
-            self._signer = store, (credentials, self.region)
-        signed = obstore.sign(store, method, location.partition("://")[2].partition("/")[2], _LIFE)
+        store = _signer(self.bucket, self.region, self.endpoint, *(credentials or ("nobody", "nothing", None)))
+        signed = obstore.sign(store, "GET", location.partition("://")[2].partition("/")[2], _LIFE)
         return signed if credentials else signed.partition("?")[0]
 
     def moved(self, region: str) -> bool:
@@ -78,6 +66,17 @@ class S3Addresses:
             return False
         self.region = region
         return True
+
+
+@functools.lru_cache
+def _signer(bucket: str, region: str, endpoint: str | None, key: str, secret: str, token: str | None) -> Any:
+    """Return obstore's store for a bucket."""
+    from obstore.store import S3Store
+
+    more = {name: value for name, value in (("token", token), ("endpoint", endpoint)) if value}
+    return S3Store(
+        bucket, region=region, access_key_id=key, secret_access_key=secret, client_options={"allow_http": True}, **more
+    )
 
 
 _addresses: dict[tuple[str | None, ...], S3Addresses | None] = {}

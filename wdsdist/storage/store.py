@@ -27,7 +27,7 @@ from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.urls import is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
-    from wdsdist.storage.policy import Deadline
+    from wdsdist.storage.waiting import Deadline
 
 T = TypeVar("T")
 _PIECE = 1 << 20
@@ -133,9 +133,13 @@ def call(
         return action(store, path, timeout)
 
     if is_remote(location):
-        from wdsdist.storage.engine import run
+        from wdsdist.storage.engine import Download
+        from wdsdist.storage.waiting import Request, policy
 
-        return run(location, attempt, verb, deadline)
+        results: builtins.list[T] = []
+        tasks = [lambda _, timeout: results.append(attempt(timeout))]
+        Download(Request(location, verb), tasks, lambda *_: None, deadline, policy.patience).result()
+        return results[0]
     try:
         return attempt(math.inf)
     except WdsdistError:
