@@ -42,8 +42,7 @@ def test_a_warning_says_the_attempt_and_the_last_error(store: MemoryStore) -> No
 def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) -> None:
     store.files["a.tar"] = bytes(3 << 20)
     store.plant(Fault("a.tar", "stall", after=2))
-    policy = {"first_warning": 0.02, "next_warning": 0.02, "part_bytes": 1 << 20}
-    with use_policy(**policy), heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines:
+    with use_policy(**SOON, part_bytes=1 << 20), heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines:
         storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
     assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
 
@@ -56,9 +55,9 @@ def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it() -> None:
         assert waiting.awaited() == ""
 
 
-def test_a_request_that_flows_is_not_warned_about() -> None:
-    policy = {"first_warning": 0, "next_warning": 0}
-    with use_policy(**policy), heard(lambda _: None) as lines:
+def test_a_request_that_flows_is_not_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_quiet_until", 0.0)  # a test before may have warned a moment ago
+    with use_policy(first_warning=0, next_warning=0), heard(lambda _: None) as lines:
         download, upload = Request("store://a", bytes=0), Request("store://b", "written")
         download.bytes = 5 << 20
         for request in (download, upload):

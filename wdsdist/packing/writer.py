@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
 from wdsdist.shards.tar.fields import BLOCK, END
 from wdsdist.shards.tar.writer import header, padding, plain_headers
+from wdsdist.storage.compression import FLUSH_FRAME, zstd_stream
 
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""
@@ -40,7 +40,6 @@ SPARE = 1
 """Bytes behind them, so that a file can be asked for one byte more than it should have."""
 
 _BUFFERS = 4  # one that is filled, while others are digested and written
-_FRAME = 1  # zstandard.FLUSH_FRAME
 _SYNC = 16 << 20  # bytes after which the disk begins to write: the last fsync would have all of it to wait for
 
 
@@ -204,12 +203,7 @@ class _TarOutput:
     def __init__(self, descriptor: int, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
-        self._zstd: Any = None
-        if compress:
-            import zstandard
-
-            compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
-            self._zstd = compressor.stream_writer(SimpleNamespace(write=self._put), write_size=BUFFER)  # type: ignore[arg-type]
+        self._zstd = zstd_stream(compress, self._put) if compress else None
         self._file_digest = hashlib.sha256()  # of the compressed form, which the writing thread meets first
         self._file_position = 0
         self._threads = ThreadPoolExecutor(1, "wdsdist-digest"), ThreadPoolExecutor(1, "wdsdist-write")
@@ -247,7 +241,7 @@ class _TarOutput:
         while self._busy:
             self._settle()
         if self._zstd:
-            self._zstd.flush(_FRAME)  # what follows can be discarded
+            self._zstd.flush(FLUSH_FRAME)
         return self.position, self._digest.copy(), self._file_position, self._file_digest.copy()
 
     def go_back(self, checkpoint: tuple[int, Any, int, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Compressed tars, decompressed as a stream of pieces into a file; and gzip in memory.
+"""Compressed tars, decompressed as a stream of pieces into a file, and written by zstd; and gzip in memory.
 
 The first bytes of a file give its codec, as names are often wrong. A compressed tar can only be read from its start, so
 it is decompressed once, in one pass, into a file.
@@ -10,8 +10,10 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
@@ -31,6 +33,7 @@ _ALWAYS = 256 << 20
 
 _ZST = re.compile(r"zst(?::([0-9]{1,2}))?")
 _LEVEL, _HIGHEST_LEVEL = 3, 22  # zstd's own
+FLUSH_FRAME = 1  # the same
 
 
 def codec_of(path: Path) -> str | None:
@@ -209,3 +212,14 @@ def checked(compress: str | None) -> str | None:
         )
     extra("zstandard", "zst", f"compress={compress!r}")
     return f"zst:{level}"
+
+
+def zstd_stream(compress: str, write: Callable[[bytes], object]) -> Any:
+    """Return a stream that gives what it compresses to a function; ``compress`` is what `checked` returns.
+
+    ``flush(FLUSH_FRAME)`` ends a frame: what comes later can be dropped.
+    """
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
+    return compressor.stream_writer(SimpleNamespace(write=write), write_size=_CHUNK)  # type: ignore[arg-type]
