@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import secrets
 import socket
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
 from tests.storage.conftest import read_ranges
@@ -19,7 +21,7 @@ from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import Deadline
+from wdsdist.storage import Deadline, http
 
 A_TAR = (200, {"ETag": '"x"'}, b"content")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -129,7 +131,7 @@ def test_names_are_sent_as_a_url_may_hold_them() -> None:
     ("options", "message"),
     [
         ({"token": "secret"}, r"takes storage_options={\"headers\": {NAME: VALUE}} alone, not 'token'"),
-        ({"client_kwargs": {"headers": {"X-Token": "secret"}}}, "alone, not 'client_kwargs'"),
+        ({"client_kwargs": {"auth": "secret"}}, "alone, not 'client_kwargs'"),
         ({"headers": {"Authorization": "Bearer secret\n"}}, "header Authorization of storage_options has a line break"),
     ],
 )
@@ -141,6 +143,13 @@ def test_options_that_the_web_does_not_take_are_an_error_that_shows_no_secret(
             storage.read(f"{url}/a.tar", storage.named(options, [url]))
         assert "secret" not in str(caught.value)
         assert not asked
+
+
+def test_headers_may_be_given_as_fsspec_takes_them() -> None:
+    with answering(lambda _: A_TAR) as (url, asked):
+        options = storage.named({"client_kwargs": {"headers": {"User-Agent": "mine"}}}, [url])
+        storage.read(f"{url}/a.tar", options)
+    assert asked[0].headers["user-agent"] == "mine"
 
 
 WRONG_BODIES: dict[str, tuple[Answer, str]] = {
@@ -309,3 +318,21 @@ def test_a_proxy_that_cannot_be_used_is_an_error_that_shows_no_password(
     with pytest.raises(StorageError, match="HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") as caught:
         storage.read("https://far.example/a.tar")
     assert "sec" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
+def test_certificates_that_the_environment_names_are_trusted_too(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for other in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+    monkeypatch.setenv(name, certifi.where())
+    http._tls.cache_clear()
+    assert http._tls().cert_store_stats()["x509_ca"]
+    monkeypatch.setenv(name, str(tmp_path / "none.pem"))
+    http._tls.cache_clear()
+    http._connections.cache_clear()
+    with pytest.raises(StorageError, match=rf"{name} names .*none\.pem, which holds no certificates"):
+        storage.read("https://127.0.0.1:1/a.tar")
+    http._tls.cache_clear()

@@ -42,7 +42,10 @@ def test_a_warning_says_the_attempt_and_the_last_error(store: MemoryStore) -> No
 def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) -> None:
     store.files["a.tar"] = bytes(3 << 20)
     store.plant(Fault("a.tar", "stall", after=2))
-    with use_policy(**SOON, part_bytes=1 << 20), heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines:
+    with (
+        use_policy(**SOON, part_bytes=1 << 20),
+        heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines,
+    ):
         storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
     assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
 

@@ -8,9 +8,20 @@ the location in the message, without its credentials. The engine is imported at 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.storage.options import StorageOptions, named, options_for, store_of
 from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
-from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
+from wdsdist.storage.urls import (
+    StorageOptions,
+    beside,
+    is_read_only,
+    is_remote,
+    join,
+    local_path,
+    named,
+    normalise,
+    scheme,
+    shown,
+    split,
+)
 from wdsdist.storage.waiting import Deadline
 
 if TYPE_CHECKING:
@@ -22,8 +33,8 @@ _LATE = {"Download": "engine", "Transfer": "engine", "begin_ranges": "engine", "
 
 __all__ = [
     "PASSING", "Deadline", "Download", "Entry", "Failure", "StorageOptions", "Transfer", "begin_ranges", "beside",
-    "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named", "normalise", "options_for",
-    "put", "raise_alone", "read", "read_until", "scheme", "shown", "split", "stat", "store_of", "upload",
+    "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named", "normalise",
+    "put", "raise_alone", "read", "read_until", "scheme", "shown", "split", "stat", "upload",
 ]  # fmt: skip
 
 

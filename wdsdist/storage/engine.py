@@ -14,15 +14,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import NamedTuple
 
 from wdsdist.errors import DestinationError, StorageError, WdsdistError
 from wdsdist.storage.failures import Attempts, failure_of, raise_alone
-from wdsdist.storage.options import StorageOptions
 from wdsdist.storage.store import Sink, connect, stat
-from wdsdist.storage.urls import shown
+from wdsdist.storage.urls import StorageOptions, shown
 from wdsdist.storage.waiting import Deadline, Request, policy, under_way
 
 Range = tuple[int, int | None]
@@ -68,20 +66,11 @@ class _Pool:
             task()
 
 
-_pools: dict[bool, _Pool] = {}
+_pools = {is_ahead: _Pool() for is_ahead in (False, True)}
+os.register_at_fork(after_in_child=lambda: _pools.update({is_ahead: _Pool() for is_ahead in _pools}))
 
 
-def _begin_without_threads() -> None:
-    global _pools
-    _pools = {is_ahead: _Pool() for is_ahead in (False, True)}
-
-
-_begin_without_threads()
-os.register_at_fork(after_in_child=_begin_without_threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Figures of one download."""
 
     bytes: int
@@ -120,7 +109,7 @@ class Download:
     def __enter__(self) -> Download:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopped.set()
             self._changed.wait_for(lambda: not self._writing)

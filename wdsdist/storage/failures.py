@@ -7,7 +7,6 @@ status of HTTP, somewhere along the chain of causes.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import random
 import re
 import socket
@@ -17,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
 from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.storage.options import store_of
-from wdsdist.storage.urls import scheme, scrubbed, shown
+from wdsdist.storage.urls import scheme, scrubbed, shown, store_of
 from wdsdist.storage.waiting import Deadline, policy
 
 Kind = Literal["absent", "denied", "invalid", "ranges", "length", "expired", "timeout", "unreachable", "broken", "busy"]
@@ -137,10 +135,8 @@ def raise_alone(error: BaseException) -> NoReturn:
     """
     try:
         raise error from None
-    except BaseException:
-        error.__context__ = None
-        raise
     finally:
+        error.__context__ = None
         del error  # which holds this frame, and so all that its callers hold, until garbage is collected
 
 
@@ -222,9 +218,10 @@ def _answer(error: BaseException) -> tuple[int | None, str, Any]:
 
 
 def _retry_after(headers: Any) -> float | None:
-    with contextlib.suppress(AttributeError, TypeError, ValueError):  # no header, or neither seconds nor a date
+    """Return the seconds that a store asks to wait for, by their number or by a date."""
+    import urllib3
+
+    with contextlib.suppress(AttributeError, TypeError, urllib3.exceptions.InvalidHeader):
         value = headers.get("Retry-After") or headers.get("retry-after")
-        with contextlib.suppress(ValueError):
-            return float(value)
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        return float(urllib3.Retry().parse_retry_after(value))
     return None

@@ -18,8 +18,7 @@ from typing import Any
 
 from wdsdist.storage.failures import NO_CREDENTIALS, Failure
 from wdsdist.storage.http import HttpStore
-from wdsdist.storage.options import StorageOptions, options_for, store_of
-from wdsdist.storage.urls import shown
+from wdsdist.storage.urls import StorageOptions, options_for, shown, store_of
 
 _LIFE = timedelta(hours=1)
 _KNOWN = {"key", "secret", "token", "anon", "endpoint_url", "profile", "client_kwargs"}
@@ -28,15 +27,12 @@ _KNOWN_CLIENT = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", 
 """Names of ``client_kwargs``, and the options that they stand for."""
 _FOR_BOTOCORE = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 """Variables that only botocore heeds."""
-_CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
-"""The same, for encrypted connections."""
 _OTHER_DOMAINS = ("cn-", "us-iso", "eu-iso", "eusc-")
 """Beginnings of regions that are not below amazonaws.com, which obstore takes for granted."""
 _FOR_BOTOCORE_IN_CONFIG = ("endpoint_url", "s3", "use_fips", "use_dualstack", "ca_bundle", *_OTHER_DOMAINS)
 """Words in the configuration file of AWS that only botocore heeds."""
 _ENVIRONMENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION",
-                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE,
-                *_CERTIFICATES)  # fmt: skip
+                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -73,7 +69,7 @@ def _signer(bucket: str, region: str, endpoint: str | None, key: str, secret: st
     """Return obstore's store for a bucket."""
     from obstore.store import S3Store
 
-    more = {name: value for name, value in (("token", token), ("endpoint", endpoint)) if value}
+    more: dict[str, Any] = {name: value for name, value in (("token", token), ("endpoint", endpoint)) if value}
     return S3Store(
         bucket, region=region, access_key_id=key, secret_access_key=secret, client_options={"allow_http": True}, **more
     )
@@ -98,7 +94,7 @@ def s3_store(location: str, options: StorageOptions | None) -> HttpStore | None:
     # obstore knows no empty names of folders, and none of dots.
     if {"", ".", ".."} & set(location.partition("://")[2].split("/")[1:]):
         return None
-    given = options_for(location, options, warns=True)
+    given = options_for(location, options)
     key = (store_of(location), repr(sorted(given.items(), key=str)), *map(os.environ.get, _ENVIRONMENT))
     if key not in _addresses:
         _addresses[key] = _made(location, given)
@@ -124,7 +120,6 @@ def _made(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         or bucket.endswith("--x-s3")  # has endpoints and signatures of its own
         or (not endpoint and region.startswith(_OTHER_DOMAINS))
         or any(map(env, _FOR_BOTOCORE))
-        or (any(map(env, _CERTIFICATES)) and not (endpoint or "").startswith("http://"))
         or (not known.get("endpoint_url") and _is_configured())
     ):
         return None
