@@ -45,7 +45,7 @@ STILL_OVER = {
     "shards": 4_222,
     "samples": 2_998,
     "loader": 3_227,
-    "curation": 2_825,
+    "curation": 2_631,
     "media": 862,
     "packing": 5_513,
     "diagnostics": 2_654,
