@@ -137,21 +137,17 @@ class Decoder:
         """Return how the members of a field are decoded that have an extension, in any case."""
         step = self._steps.get((field, extension))
         if step is None:
-            name, layers, function = extension.lower(), 0, None
+            known, function = self._functions, None
+            name, layers = extension.lower(), 0
             while not self.is_raw:
-                is_zipped = name.endswith(".gz") and len(name) > 3
-                function = self._function(name, "" if is_zipped else field)
+                is_zipped, kind = name.endswith(".gz") and len(name) > 3, last_part(name)
+                function = known.get(name) or known.get(kind) or (None if is_zipped else known.get(field))
+                function = function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
                 if function is not None or not is_zipped:
                     break
                 name, layers = name[:-3], layers + 1
             step = self._steps[field, extension] = Step(function or bytes, layers)
         return step
-
-    def _function(self, name: str, field: str) -> Callable[..., Any] | None:
-        """Return the decoder of an extension or a field; ``None`` if members stay bytes."""
-        known, kind = self._functions, last_part(name)
-        function = known.get(name) or known.get(kind) or known.get(field)
-        return function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
 
     def __call__(
         self,
