@@ -222,13 +222,3 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_callable("transform", self.transform)
-
-    @property
-    def is_light(self) -> bool:
-        """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self.transform is None and self.decoder.is_light
-
-    @property
-    def needs_seeds(self) -> bool:
-        """Whether decoding or transforming a sample needs a seed."""
-        return is_seeded(self.transform) or self.decoder.is_seeded
