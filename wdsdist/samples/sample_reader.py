@@ -187,16 +187,16 @@ class SampleReader:
                 raise
             bad = self._note(members, row, error)
         self._num_replaced += 1
-        shard, own, part = members.shards[row], members.samples[row], members.parts[row]
-        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, own, *(part[:1] if part else ()))
+        shard, replaced, part = members.shards[row], members.samples[row], members.parts[row]
+        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, replaced, *(part[:1] if part else ()))
         numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
         stored = [shard.stored(number) for number in numbers.tolist()]
         if self.misfits is not None:
-            misfits = self.misfits(shard.number, numbers, stored.index(own))
+            misfits = self.misfits(shard.number, numbers, stored.index(replaced))
             order = np.argsort(misfits, kind="stable")
             numbers, stored = numbers[order], [stored[number] for number in order.tolist()]
         for number, sample in zip(numbers.tolist(), stored, strict=True):
-            if sample == own:
+            if sample == replaced:
                 continue
             (part,) = self._parts(np.array([shard.number]), np.array([number]))
             substitute = members.substitute(row, sample, part)
