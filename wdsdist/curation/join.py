@@ -75,7 +75,7 @@ class Join(NamedTuple):
     on: tuple[str, str]
     """The column of the data set and the column of the tables that are compared, as strings."""
     only: Collection[str] | None
-    options: storage.StorageOptions
+    options: storage.StorageOptions | None
     other: Literal["error", "replace", "keep"]
     """What to do for a sample that has another value."""
 

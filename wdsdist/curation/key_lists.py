@@ -74,7 +74,7 @@ def _table(values: Any, on: str, label: str) -> Table:
     return Table(label, batch.schema, [*groups_of([batch], label)])
 
 
-def _read(location: str, options: storage.StorageOptions) -> Any:
+def _read(location: str, options: storage.StorageOptions | None) -> Any:
     """Return the values in a file as an array. Raises `SourceError` if it is no list."""
     shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
     try:

@@ -34,13 +34,13 @@ from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields, with_raw_images
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import scan_local
+from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.local_index import regular
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
+from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.spellings import Location, Shards
 from wdsdist.storage.compression import Expansion
 
@@ -91,7 +91,7 @@ class _Task:
     listed: Shard
     folder: str
     """Folder of the index.json that lists it."""
-    options: storage.StorageOptions
+    options: storage.StorageOptions | None
     fingerprint: str
     """Fingerprint of the data set, for the quarantine file."""
     key_rule: str
@@ -245,7 +245,7 @@ def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
             problems.append(("tar", f"{gap}: {_AGAIN}"))
         try:
             skip = known is not None and bool(known.left_out)
-            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=task.key_rule)
+            scanned = scan.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=task.key_rule)
             digest = scanned.file.sha256
             if scanned.num_samples != listed.num_samples:
                 counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
@@ -258,7 +258,7 @@ def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
             digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
             problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
         if scanned is not None and (task.deep or task.fields is not None):
-            with scan_local.decompressed(path, tar_size=scanned.size) as tar:
+            with scan.decompressed(path, tar_size=scanned.size) as tar:
                 problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
@@ -385,9 +385,10 @@ def repair(
     [Repair(shard='shard-000000.tar', done=True, what='indexed again')]
     """
     manifest = open_shards(shards, storage_options=storage_options)
-    if source is not None and not manifest.client_options.stores:
-        given = storage_options or manifest.client_options.given
-        manifest = manifest.with_source(storage_options=dict(given), stores=(os.fspath(source),))
+    bound = manifest.client_options
+    if source is not None and not (bound and bound.stores):
+        given = storage_options or (bound and bound.given)
+        manifest = manifest.with_source(client_options=storage.named(given, [os.fspath(source)]))
     by_shard: dict[int, set[str]] = {}
     for problem in damage:
         by_shard.setdefault(problem.number, set()).add(problem.part)
@@ -411,7 +412,7 @@ def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], sou
     """Repair one shard: rebuild its index or replace its tar; return a description of the repair."""
     if storage.is_remote(task.location):
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
-    path, data = storage.local_path(task.location), manifest.part(number)[0]
+    path, data = storage.local_path(task.location), manifest.part(number)[0].sources[0]
     # A shard that the user did not name is repaired only if it lies in the folder of the data set.
     if not data.is_named and (storage.is_remote(data.base) or not lies_in(path, storage.local_path(data.base))):
         raise WdsdistError(
@@ -445,5 +446,6 @@ def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], sou
     elif "index" not in parts:
         return "nothing done"
     skip = known is not None and bool(known.left_out)
-    scan_local.write_index(path, sidecar, skip=skip, key_rule=task.key_rule)
+    index = scan.scan_shard(path, skip=skip, key_rule=task.key_rule)
+    storage.put(str(sidecar), shard_index.dumps(index))
     return done
