@@ -21,6 +21,7 @@ from tests.support.web import Answer, Asked, answering
 from wdsdist import StreamingDataset, storage
 from wdsdist.diagnostics.verify import Damage, repair, verify
 from wdsdist.errors import ArgumentError
+from wdsdist.storage.urls import options_for
 
 SECRET = "hush-4711"
 ENCODED = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -111,10 +112,10 @@ def test_a_redirect_to_another_store_takes_no_options_along(
 
 def test_a_redirect_from_https_to_http_of_the_same_host_is_to_another_store() -> None:
     named = storage.named(KEY, ["https://host/train"])
-    assert storage.options_for("https://host:443/a.tar", named) == KEY
+    assert options_for("https://host:443/a.tar", named) == KEY
     for elsewhere in ("http://host/a.tar", "https://host:8443/a.tar", "https://host.evil/a.tar",
                       "https://host@evil/a.tar", "https://evil/host/a.tar", "s3://host/a.tar"):  # fmt: skip
-        assert storage.options_for(elsewhere, named) == {}, elsewhere
+        assert options_for(elsewhere, named) == {}, elsewhere
 
 
 def test_each_location_of_a_list_is_named(stores: Stores, tmp_path: Path) -> None:
