@@ -385,10 +385,10 @@ def repair(
     [Repair(shard='shard-000000.tar', done=True, what='indexed again')]
     """
     manifest = open_shards(shards, storage_options=storage_options)
-    bound = manifest.client_options
-    if source is not None and not (bound and bound.stores):
-        given = storage_options or (bound and bound.given)
-        manifest = manifest.with_source(client_options=storage.named(given, [os.fspath(source)]))
+    bound = manifest.client_options or storage.named(None, [])
+    if source is not None and not bound.stores:
+        options = storage.named(storage_options or bound.given, [os.fspath(source)])
+        manifest = manifest.with_source(client_options=options)
     by_shard: dict[int, set[str]] = {}
     for problem in damage:
         by_shard.setdefault(problem.number, set()).add(problem.part)
@@ -445,7 +445,6 @@ def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], sou
         done = f"replaced by {storage.shown(whole)}"
     elif "index" not in parts:
         return "nothing done"
-    skip = known is not None and bool(known.left_out)
-    index = scan.scan_shard(path, skip=skip, key_rule=task.key_rule)
+    index = scan.scan_shard(path, skip=bool(known and known.left_out), key_rule=task.key_rule)
     storage.put(str(sidecar), shard_index.dumps(index))
     return done
