@@ -109,24 +109,16 @@ def _array(value: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _encode_npy(value: Any) -> bytes:
+def _written(write: Callable[[io.BytesIO], Any]) -> bytes:
+    """Return what a function writes to a file."""
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, _array(value), allow_pickle=False)
+    write(stream)
     return stream.getvalue()
 
 
 def _encode_npz(value: Any) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **{str(name): _array(entry) for name, entry in value.items()})  # type: ignore[arg-type]
-    return stream.getvalue()
-
-
-def _encode_pth(value: Any) -> bytes:
-    import torch
-
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
+    arrays = {str(name): _array(entry) for name, entry in value.items()}
+    return _written(lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
 
 
 def _encode_image(value: Any, kind: str, **settings: Any) -> bytes:
@@ -141,9 +133,7 @@ def _encode_image(value: Any, kind: str, **settings: Any) -> bytes:
                 f"{list(pixels.shape)}"
             )
         value = Image.fromarray(pixels)
-    stream = io.BytesIO()
-    value.save(stream, kind, **settings)
-    return stream.getvalue()
+    return _written(lambda stream: value.save(stream, kind, **settings))
 
 
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, default=_plain)
@@ -152,10 +142,10 @@ _TABLE: dict[str, Callable[[Any], bytes]] = {
     "txt text transcript": _encode_text,
     "cls cls2 index inx id": _encode_integer,
     "json jsn": lambda value: _TO_JSON.encode(value).encode(),
-    "npy": _encode_npy,
+    "npy": lambda value: _written(lambda stream: np.lib.format.write_array(stream, _array(value), allow_pickle=False)),
     "npz": _encode_npz,
     "mp msg": lambda value: bytes(import_module("msgpack").packb(value)),
-    "pth": _encode_pth,
+    "pth": lambda value: _written(lambda stream: import_module("torch").save(value, stream)),
     "jpg jpeg": partial(_encode_image, kind="JPEG", quality=95),
     "png": partial(_encode_image, kind="PNG"),
     "webp": partial(_encode_image, kind="WEBP", quality=95),
