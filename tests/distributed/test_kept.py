@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsdist.distributed.kept import Arrays, kept_arrays
+from wdsdist.distributed.run_once import Arrays, kept_arrays
 
 
 @pytest.fixture(autouse=True)

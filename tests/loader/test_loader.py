@@ -9,13 +9,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, _utils
 
 import wdsdist
 from tests.support import loaders
@@ -188,9 +189,18 @@ class TestForFrameworks:
             next(iter(copied))
 
 
-def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(shards: Path) -> None:
-    loader = make_loader(shards, num_workers=1)
-    batches(loader)
+def wait_without_end(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["__key__"] != "k0":
+        threading.Event().wait()
+    return sample
+
+
+@pytest.mark.parametrize("transform", [None, wait_without_end], ids=["idle", "busy"])
+def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(
+    shards: Path, transform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 1000.0)  # seconds that torch waits for each of them
+    loader = make_loader(shards, 1, num_workers=1, world=1, shuffle=False, transform=transform)
     next(iter(loader))
     (worker,) = loader._iterator._workers  # type: ignore[union-attr]
     gc.disable()

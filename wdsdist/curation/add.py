@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write
-from wdsdist._util.lock import locked
+from wdsdist._util.files import atomic_write, locked
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_callable, check_integer, check_path, hint
 from wdsdist.curation import arrays, column_file

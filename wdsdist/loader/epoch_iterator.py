@@ -35,7 +35,6 @@ class EpochIterator(Iterator[Any]):
         self._number = loader._iterations
         self._epoch: Epoch | None = None
         self._group: list[Any] = []  # the rest of it, the next batch last
-        self._delivered = self._samples = 0
         self._position = Position(0)
         self._failed = False
 
@@ -84,7 +83,7 @@ class EpochIterator(Iterator[Any]):
             if not self._group:
                 self._loader._end_epoch(epoch)
                 if not epoch.plan.is_over(self._position):
-                    raise StateError(f"the workers ended after {self._delivered:,} batches, and the epoch goes on")
+                    raise StateError(f"the workers ended after {epoch.meter.batches:,} batches, and the epoch goes on")
                 epoch.meter.answer()
                 epoch.meter.finish()
                 raise StopIteration
@@ -96,12 +95,10 @@ class EpochIterator(Iterator[Any]):
                 batch.reraise()
         if isinstance(batch, NotedBatch):
             batch, replaced, reached = batch
-        self._delivered += 1
         if reached is None:
-            reached = epoch.plan.reached(self._delivered)
-        self._samples += reached.samples
+            reached = epoch.plan.reached(epoch.meter.batches + 1)
         if replaced is not None and epoch.bad_samples is not None:
-            epoch.bad_samples.add(replaced, self._samples)
+            epoch.bad_samples.add(replaced, epoch.meter.samples + reached.samples)
         self._advance(reached)
         epoch.meter.answer(reached, replaced.substitutes if replaced else 0)
         return batch

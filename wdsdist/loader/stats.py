@@ -108,7 +108,7 @@ class EpochMeter:
         self._log_prefix, self._clock = log_prefix, clock
         self._counted = Counters()
         self._total = plan.batches_per_rank
-        self._batches = self._samples = self._bad_samples = 0
+        self.batches = self.samples = self._bad_samples = 0
         self._fill: float | None = None
         self._waited = 0.0
         self._began = self._latest = self._clock()
@@ -136,8 +136,8 @@ class EpochMeter:
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
         if reached is not None:
-            self._batches += 1
-            self._samples += reached.samples
+            self.batches += 1
+            self.samples += reached.samples
             self._fill = reached.fill
 
     def finish(self) -> None:
@@ -151,18 +151,18 @@ class EpochMeter:
         """Batches that are still to come; planned batches are counted at the first call."""
         if self._total is None:
             self._total = self._plan.count_batches()
-        return self._total - self._batches
+        return self._total - self.batches
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
         planned = self._plan.batches_per_rank
         return LoaderStats(
             epoch=self._epoch,
-            batches=self._batches,
-            planned_batches=self._batches if planned is None else planned,
-            samples=self._samples,
+            batches=self.batches,
+            planned_batches=self.batches if planned is None else planned,
+            samples=self.samples,
             bad_samples=self._bad_samples,
-            bytes=self._samples * self._sample_bytes,
+            bytes=self.samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **self._counted._asdict(),
