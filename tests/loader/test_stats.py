@@ -70,6 +70,7 @@ class Loop:
     WORKING, TRAINING, STARTING = 3.0, 5.0, 7.0
     PLAN = EpochPlan(num_samples=TOTAL, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
     _iterations = 1
+    persistent_workers = True
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -87,9 +88,6 @@ class Loop:
             self.now += self.WORKING
             yield Message([number])
         yield Message([])
-
-    def _end_epoch(self, epoch: Epoch) -> None:
-        pass
 
     def train(self) -> None:
         self.now += self.TRAINING

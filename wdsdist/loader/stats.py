@@ -87,12 +87,7 @@ class LoaderStats:
 class EpochMeter:
     """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration.
 
-    Args:
-        epoch: its number.
-        plan: its batches.
-        sample_bytes: mean bytes of a sample in its shard.
-        log_prefix: the beginning of its line in the log.
-        clock: returns the time in seconds.
+    ``sample_bytes`` is the mean of its shards; ``clock`` returns the time in seconds.
     """
 
     def __init__(
@@ -125,12 +120,7 @@ class EpochMeter:
         self._asked = self._clock()
 
     def answer(self, reached: Reached | None = None, replaced: int = 0) -> None:
-        """Record that the training loop gets its next batch, or the end of the epoch.
-
-        Args:
-            reached: how far the epoch has come with the batch; ``None`` for the end.
-            replaced: bad samples that were replaced in it.
-        """
+        """Record that the training loop gets its next batch, with ``replaced`` bad samples, or the end of the epoch."""
         self._bad_samples += replaced
         self._latest = self._clock()
         if self._asked is not None:
