@@ -29,8 +29,6 @@ from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS, PER_SHARD = 4, 40
 
-# A worker that is spawned imports torch, for seconds of a core.
-STARTED = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 PAIRS = {("fork", None, True), ("fork", True, False), ("forkserver", None, False), ("forkserver", True, True)}
 """How workers start, what is decoded, and whether they persist: any two of these come together in each way."""
 
