@@ -251,37 +251,26 @@ def test_the_private_directory_is_closed_to_others_whatever_the_umask(temporary:
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def linked(path: Path) -> None:
-    path.symlink_to(tempfile.mkdtemp())
-
-
-def a_file(path: Path) -> None:
-    path.touch(0o700)
-
-
-def opened(path: Path) -> None:
-    path.mkdir()
-    path.chmod(0o770)
-
-
 def given_away(path: Path) -> None:
+    """Give a file or a new folder to another user."""
     if os.geteuid() != 0:
-        pytest.skip("only root can give a directory away")
-    path.mkdir(0o700)
+        pytest.skip("only root can give it away")
+    if not path.exists():
+        path.mkdir(0o700)
     os.chown(path, 12345, -1)
 
 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (linked, "must be a directory of user .* and is lrwx"),
-        (a_file, r"cannot make the private directory .*File exists"),
-        (opened, "closed to others, and is drwxrwx---"),
+        (lambda path: path.symlink_to(tempfile.mkdtemp()), "must be a directory of user .* and is lrwx"),
+        (lambda path: path.touch(0o700), r"cannot make the private directory .*File exists"),
+        (lambda path: (path.mkdir(), path.chmod(0o770)), "closed to others, and is drwxrwx---"),
         (given_away, "must be a directory of user 0 .* of user 12345"),
     ],
 )
 def test_a_private_directory_that_others_could_have_made_is_refused(
-    temporary: Path, act: Callable[[Path], None], message: str
+    temporary: Path, act: Callable[[Path], Any], message: str
 ) -> None:
     act(temporary / f"wdsdist-{os.geteuid()}")
     with pytest.raises(DestinationError, match=message):

@@ -212,7 +212,7 @@ def _threads(count: int) -> concurrent.futures.Executor:
 class _CleanContext(multiprocessing.context.ForkServerContext):
     """Starts processes that do not import the main script of their parent."""
 
-    class Process(multiprocessing.context.ForkServerProcess):  # type: ignore[assignment]
+    class Process(multiprocessing.context.ForkServerProcess):
         @staticmethod
         def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
             # A script without ``if __name__ == "__main__"`` would run again in the child, come to the same call, and

@@ -139,7 +139,8 @@ def data_download(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-        if not isinstance(function, types.FunctionType) or any(is_kind(function) for is_kind in kinds):
+        is_plain = isinstance(function, types.FunctionType) and not any(is_kind(function) for is_kind in kinds)
+        if not is_plain:
             raise ArgumentError(
                 f"data_download is for plain functions that return when their work is done, not for {function!r}: "
                 f"define a function that calls it; above @staticmethod and the like, swap the two",
@@ -233,8 +234,8 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
         outcome = _read(path)
         return outcome.process if outcome else "another process"
 
-    known = result(raises=False)  # without the lock: all processes of a node may read it at every start
-    if known is not None:
+    # Without the lock: all processes of a node may read it at every start.
+    if (known := result(raises=False)) is not None:
         return known[0]
     running: set[Path] = _thread.__dict__.setdefault("running", set())
     if path in running:
@@ -260,8 +261,7 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
         # Over NFS, only a change to the directory expires a cached lookup that found no file.
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent):
             pass
-        known = result(raises=True)  # another process may have finished while this one waited
-        if known is not None:
+        if (known := result(raises=True)) is not None:  # another process has finished while this one waited
             return known[0]
         _write(path, _Outcome(name, run))  # after a crash from here on, the call does not count as complete
         try:
