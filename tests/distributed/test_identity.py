@@ -293,8 +293,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_node", "cores", "share"),
-    [("48", 12, 12), ("48", 48, 12), ("48", 13, 3), ("", 12, 3), ("48(x2)", 12, 3)],
+    ("on_node", "cores", "share"), [("48", 12, 12), ("48", 48, 12), ("48", 13, 3), ("", 12, 3), ("48(x2)", 12, 3)]
 )
 def test_a_task_that_srun_binds_to_cores_has_them_to_itself(
     monkeypatch: pytest.MonkeyPatch, on_node: str, cores: int, share: int

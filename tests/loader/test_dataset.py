@@ -111,11 +111,7 @@ def cut(path: Path) -> None:
     ("harm", "error", "pattern"),
     [
         (lambda folder: (folder / "003.tar").unlink(), NotFoundError, r"003\.tar does not exist"),
-        (
-            lambda folder: cut(folder / "003.tar"),
-            ShardDamagedError,
-            r"003\.tar is 512 bytes short of its index",
-        ),
+        (lambda folder: cut(folder / "003.tar"), ShardDamagedError, r"003\.tar is 512 bytes short of its index"),
         (lambda folder: shutil.copy(folder / "003.tar", folder / "000.tar"), ShardDamagedError, r"000\.tar"),
     ],
 )

@@ -208,16 +208,8 @@ class LocklessContext(ForkContext):
     ("number", "kind", "message"),
     [
         (errno.ENOSPC, SharedMemoryError, r"the locks of 2 workers cannot be made in /dev/shm \(No space left"),
-        (
-            errno.EROFS,
-            SharedMemoryError,
-            r"the locks of 2 workers cannot be made in /dev/shm \(Read-only file",
-        ),
-        (
-            errno.EMFILE,
-            StorageError,
-            r"2 workers cannot be started \(Too many open files\): raise .* lower num",
-        ),
+        (errno.EROFS, SharedMemoryError, r"the locks of 2 workers cannot be made in /dev/shm \(Read-only file"),
+        (errno.EMFILE, StorageError, r"2 workers cannot be started \(Too many open files\): raise .* lower num"),
     ],
 )
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

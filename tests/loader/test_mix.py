@@ -78,14 +78,11 @@ def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -
     ("other", "difference"),
     [
         ({"weights": (5, 3, 1)}, r"mix is '1/2 3/10 1/5' in the state and '5/9 1/3 1/9' here"),
-        ({"seed": 1}, "seed is 0 in the state and 1 here"),
         ({"stratified": False}, "stratified is 'True' in the state and 'False' here"),
-        ({"samples_per_epoch": 60}, "num_samples is 68 in the state and 60 here"),
         (
             {"shuffle_window": 50},
             "shuffle_window is 4096 in the state and 50 here; .*fingerprint|fingerprint.*shuffle_window",
         ),
-        ({"shuffle": False}, "shuffle is True in the state and False here"),
     ],
 )
 def test_the_state_of_another_mix_is_refused(sets: dict[str, Path], other: dict[str, Any], difference: str) -> None:
@@ -94,11 +91,13 @@ def test_the_state_of_another_mix_is_refused(sets: dict[str, Path], other: dict[
         make_loader(sets, **other).load_state_dict(state)
 
 
-def test_the_state_of_other_data_sets_is_refused(sets: dict[str, Path]) -> None:
-    state = make_loader(sets, samples_per_epoch=50).state_dict()
+def test_the_state_of_other_data_sets_or_of_another_order_of_them_is_refused(sets: dict[str, Path]) -> None:
     swapped = {"web": sets["web"], "books": sets["code"], "code": sets["books"]}
-    with pytest.raises(StateError, match="fingerprint is"):
-        make_loader(swapped, samples_per_epoch=50).load_state_dict(state)
+    mixes = [make_loader(given, samples_per_epoch=50) for given in (sets, swapped)]
+    joined = [StreamingDataLoader(wdsdist.concat(parts), 4, num_workers=0) for parts in (sets, swapped)]
+    for one, other in (mixes, joined):
+        with pytest.raises(StateError, match="fingerprint is"):
+            other.load_state_dict(one.state_dict())
 
 
 # Samples
@@ -136,13 +135,6 @@ def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str,
 
 
 # Concatenation
-
-
-def test_the_state_of_the_same_parts_in_another_order_is_refused(sets: dict[str, Path]) -> None:
-    loader = StreamingDataLoader(wdsdist.concat(list(sets.values()), decode=True), 4, num_workers=0)
-    other = StreamingDataLoader(wdsdist.concat(list(sets.values())[::-1], decode=True), 4, num_workers=0)
-    with pytest.raises(StateError, match="fingerprint is"):
-        other.load_state_dict(loader.state_dict())
 
 
 def test_each_part_keeps_its_own_storage_options(sets: dict[str, Path]) -> None:

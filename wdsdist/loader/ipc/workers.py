@@ -23,7 +23,7 @@ from wdsdist.storage.policy import LongWait
 _log = logging.getLogger("wdsdist")
 
 _SECONDS_TO_END = 1.0
-"""Patience with workers that are told to end, and with a lock that they hold for microseconds."""
+"""Seconds for workers to end, and to take a lock that they hold for microseconds."""
 _SHORTEST_POLL = 0.01
 """Seconds to wait for a batch at least, before the clock is read again."""
 
