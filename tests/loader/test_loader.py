@@ -9,13 +9,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, _utils
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 import wdsdist
 from tests.support import loaders
@@ -149,20 +151,21 @@ def wait_without_end(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transform", [None, wait_without_end], ids=["idle", "busy"])
-def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(
-    shards: Path, transform: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 1000.0)  # seconds that torch waits for each of them
-    loader = make_loader(shards, 1, num_workers=1, world=1, shuffle=False, transform=transform)
+def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(shards: Path, transform: Any) -> None:
+    loader = make_loader(shards, 1, num_workers=2, world=1, shuffle=False, transform=transform)
     next(iter(loader))
-    (worker,) = loader._iterator._workers  # type: ignore[union-attr]
+    workers = loader._iterator._workers  # type: ignore[union-attr]
     gc.disable()
     try:
+        began = time.monotonic()
         del loader
-        worker.join(30)
+        for worker in workers:
+            worker.join(30)
+        took = time.monotonic() - began
     finally:
         gc.enable()
-    assert worker.exitcode is not None
+    assert None not in [worker.exitcode for worker in workers]
+    assert took < 2 * MP_STATUS_CHECK_INTERVAL, "that long torch waits for two busy workers"
 
 
 @pytest.mark.slow
