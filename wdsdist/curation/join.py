@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from wdsdist import storage
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
@@ -72,9 +74,9 @@ def table_paths(
         raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
     locations = [storage.normalise(os.fspath(table)) for table in paths]
     options = manifest.client_options if storage_options is None else storage.named(storage_options, locations)
-    found = [path for location in locations for path in matching(location, options)]
-    found = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in found]
-    return {storage.shown(path): path for path in found}, options
+    files = [path for location in locations for path in matching(location, options)]
+    files = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in files]
+    return {storage.shown(path): path for path in files}, options
 
 
 @contextlib.contextmanager
@@ -115,15 +117,19 @@ def match(
 
     Raises `ArgumentError` if no row matches.
     """
-    compute = pyarrow().compute
+    pa, compute = pyarrow(), pyarrow().compute
     samples, keys = samples.cast("large_string"), keys.cast("large_string")
     rows = compute.index_in(samples, value_set=keys, skip_nulls=True)
     unmatched = rows.null_count
     if len(keys) and len(samples) and unmatched == len(samples):
         raise ArgumentError(_advice(data, own, samples, keys, label), argument=argument)
-    matched = compute.sum(compute.is_in(keys, value_set=samples, skip_nulls=True)).as_py() or 0
-    repeated = matched - compute.count_distinct(rows).as_py()
-    counts = len(keys), repeated, len(keys) - matched, len(samples) - unmatched, unmatched
+    is_used = np.zeros(len(keys), np.bool_)
+    is_used[rows.drop_null().to_numpy()] = True
+    # The other rows have no sample, or the key of an earlier row. Few are compared again, as a rule.
+    others = keys.filter(pa.array(~is_used))
+    shared = samples.filter(compute.is_in(samples, value_set=others, skip_nulls=True))
+    repeated = compute.sum(compute.is_in(others, value_set=shared, skip_nulls=True)).as_py() or 0
+    counts = len(keys), repeated, len(others) - repeated, len(samples) - unmatched, unmatched
     return rows, JoinReport(label, own, *counts)
 
 
