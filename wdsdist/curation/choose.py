@@ -189,8 +189,7 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empt
     numbers, column = _numbers(manifest, by, "explode records")
     totals = _checked(np.ceil(numbers / width), "explode records")
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
-    numbers_in_record = np.arange(len(positions)) - starts[positions]
-    parts = np.stack((numbers_in_record, totals[positions]), axis=1).astype(np.uint32)
+    parts = np.stack((np.arange(len(positions)) - starts[positions], totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
     return _view(manifest, positions, step, parts, allow_empty=allow_empty)
 
@@ -320,6 +319,7 @@ def _points(manifest: Manifest, choice: str, seed: int, by: str = "key") -> npt.
     """
     turn = sum(choice in step and step.get("seed") == seed and step.get("by", by) == by for step in manifest.made_by)
     start = f"{choice}\0{turn}\0".encode()
-    strings = columns.column(manifest, by).cast("large_string").fill_null("").to_pylist()
+    chunks = columns.column(manifest, by).cast("large_string").fill_null("").chunks
+    strings = (string for chunk in chunks for string in chunk.to_pylist())
     hashes = (xxhash.xxh3_64_intdigest(start + string.encode(), seed) for string in strings)
     return (np.fromiter(hashes, np.uint64, manifest.num_samples) >> np.uint64(11)).astype(np.float64) * 2.0**-53
