@@ -70,7 +70,8 @@ def test_rows_and_samples_are_matched_as_a_dict_does(
         if row["key"] is not None:
             first.setdefault(row["key"], row["v"])
     assert values(data, "v") == [first.get(key) for key in KEYS]
-    _, report = join.match(data, "key", columns.column(data, "key"), pa.array([row["key"] for row in rows]), "rows")
+    own, theirs = columns.column(data, "key").chunks, [pa.array([row["key"] for row in rows])]
+    _, report = join.match(data, "key", lambda: own, lambda: theirs, len(rows), "rows")
     assert report.rows == len(rows)
     assert report.samples_matched == len(set(KEYS) & set(first)) == len(KEYS) - report.samples_unmatched
     matched = [row["key"] for row in rows if row["key"] in KEYS]

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,14 +194,18 @@ class _Columns(dict[str, _Column]):
         """Return the tables of a source, matched with the samples."""
         key = json.dumps(source)
         if key not in self._joins:
-            own = source["on"][0]
-            if self.is_incomplete(own):
-                values = self.values_of(own)
-            else:
-                values = ColumnReader(self.data, own).read(range(len(self.data.counts)))
-            tables = [self._open_table(path) for path in source["tables"]]
-            self._joins[key] = Join(self.data, tables, source["on"], values)
+            own, tables = source["on"][0], [self._open_table(path) for path in source["tables"]]
+            self._joins[key] = Join(self.data, tables, source["on"], functools.partial(self._parts_of, own))
         return self._joins[key]
+
+    def _parts_of(self, name: str) -> Iterator[Any]:
+        """Yield the values of a column that is made or not, shard by shard if it is in a file."""
+        if self.is_incomplete(name):
+            yield from self.values_of(name).chunks
+            return
+        reader = ColumnReader(self.data, name)
+        for shard in np.flatnonzero(self.data.counts).tolist():
+            yield from reader.read([shard]).chunks
 
     def read_members(self, names: Sequence[str]) -> None:
         """Read columns of members, in the shards that the file of any of them lacks."""

@@ -102,9 +102,8 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-    rows, report = match(data, on, own, listed, label, argument)
-    is_found: npt.NDArray[np.bool_] = rows.is_valid().to_numpy()
-    return is_found, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
+    rows, report = match(data, on, lambda: own.chunks, lambda: [listed], len(listed), label, argument)
+    return rows >= 0, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
 
 
 def _read_list(location: str, on: str, options: storage.StorageOptions) -> Any:
@@ -112,7 +111,7 @@ def _read_list(location: str, on: str, options: storage.StorageOptions) -> Any:
     shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
     if kind_of(name):
         with opened(location, options) as table:
-            return arrays.concatenated(column(table, name_in(table, on)))
+            return arrays.concatenated([*column(table, name_in(table, on))]).combine_chunks()
     try:
         content = storage.read(location, options)
         if name.endswith(".gz"):

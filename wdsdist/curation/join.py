@@ -8,17 +8,19 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, column_file, fields
 from wdsdist.curation.columns import ColumnReader
+from wdsdist.curation.query import connected
 from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
@@ -27,8 +29,12 @@ from wdsdist.shards.spellings import matching
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+Arrays = Callable[[], Iterable[Any]]
+"""Gives the values of a column as arrays, part by part, each time that it is called."""
 Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_MEMORY = 6 << 30
+"""Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _ROWS = 1_000_000
 _LOOKED_AT = 200
 """Samples whose values are compared with a table that no sample is in."""
@@ -101,36 +107,64 @@ def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Ta
 
 
 def match(
-    data: Manifest, own: str, samples: Any, keys: Any, label: str, argument: str = "on"
-) -> tuple[Any, JoinReport]:
-    """Match samples with rows by a value of each, compared as strings.
+    data: Manifest, own: str, samples: Arrays, keys: Arrays, num_rows: int, label: str, argument: str = "on"
+) -> tuple[Int64s, JoinReport]:
+    """Match samples with rows by a value of each, compared as strings; of rows with the same value the first counts.
 
     Args:
         data: the data set or view.
         own: the column of the samples that is compared.
-        samples, keys: its values, and the values of the rows: chunked arrays, or arrays.
+        samples: gives its values, part by part.
+        keys: gives the values of the rows, part by part.
+        num_rows: how many these are.
         label: the name of the rows in messages.
         argument: named by the error if no row matches a sample.
 
     Returns:
-        an array [samples], the first row of each sample or null; and how rows and samples matched.
+        int64 [samples], the row of each sample or -1; and how rows and samples matched.
 
     Raises `ArgumentError` if no row matches.
     """
-    pa, compute = pyarrow(), pyarrow().compute
-    samples, keys = samples.cast("large_string"), keys.cast("large_string")
-    rows = compute.index_in(samples, value_set=keys, skip_nulls=True)
-    unmatched = rows.null_count
-    if len(keys) and len(samples) and unmatched == len(samples):
+    pa, failed = pyarrow(), list[Exception]()
+    schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
+
+    def numbered(parts: Iterable[Any]) -> Iterator[Any]:
+        first = 0
+        try:
+            for part in parts:
+                numbers = pa.array(np.arange(first, first + len(part)))
+                yield pa.record_batch([numbers, part.cast("large_string")], schema=schema)
+                first += len(part)
+        except Exception as error:  # DuckDB would raise another one in its place
+            failed.append(error)
+            raise
+
+    rows, is_matched = np.full(data.num_samples, num_rows), np.zeros(num_rows, bool)
+    memory = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
+    with (
+        tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
+        connected("join=", temp_directory=scratch, memory_limit=f"{memory}B") as connection,
+    ):
+        for name, parts in (("samples", samples()), ("rows", keys())):
+            connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(parts)))
+        try:
+            pairs = connection.sql("SELECT samples.n, rows.n FROM samples JOIN rows USING (key)")
+            for batch in pa.RecordBatchReader.from_stream(pairs):
+                matching, row = (column.to_numpy() for column in batch.columns)
+                np.minimum.at(rows, matching, row)
+                is_matched[row] = True
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
+    has_row = rows < num_rows
+    if num_rows and len(rows) and not has_row.any():
         raise ArgumentError(_advice(data, own, samples, keys, label), argument=argument)
-    is_used = np.zeros(len(keys), np.bool_)
-    is_used[rows.drop_null().to_numpy()] = True
-    # The other rows have no sample, or the key of an earlier row. Few are compared again, as a rule.
-    others = keys.filter(pa.array(~is_used))
-    shared = samples.filter(compute.is_in(samples, value_set=others, skip_nulls=True))
-    repeated = compute.sum(compute.is_in(others, value_set=shared, skip_nulls=True)).as_py() or 0
-    counts = len(keys), repeated, len(others) - repeated, len(samples) - unmatched, unmatched
-    return rows, JoinReport(label, own, *counts)
+    is_used = np.zeros(num_rows, bool)
+    is_used[rows[has_row]] = True
+    matched, used, with_row = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
+    counts = num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row
+    return np.where(has_row, rows, -1), JoinReport(label, own, *counts)
 
 
 def name_in(table: Table, on: str) -> str:
@@ -146,11 +180,11 @@ def name_in(table: Table, on: str) -> str:
     )
 
 
-def column(table: Table, name: str) -> list[Any]:
-    """Return the values of a column of a table, as arrays. Raises `SourceError` if they are nested."""
+def column(table: Table, name: str) -> Iterator[Any]:
+    """Yield the values of a column of a table, as arrays. Raises `SourceError` if they are nested."""
     metadata = table.schema.field(name).metadata
     try:
-        return [arrays.plain(batch.column(0), metadata) for batch in table.batches([name], rows=_ROWS)]
+        yield from (arrays.plain(batch.column(0), metadata) for batch in table.batches([name], rows=_ROWS))
     except pyarrow().ArrowInvalid as error:
         raise SourceError(f"{table.label}: samples cannot be matched by {name!r}: {error}") from error
 
@@ -162,16 +196,21 @@ class Join:
         data: the data set.
         tables: the tables.
         on: the name of the samples' column that is compared, and the name of the tables' column.
-        values: of the samples' column: a chunked array.
+        samples: gives the values of the samples' column, part by part.
 
     Raises `ArgumentError` if a table lacks the column or no row matches, `SourceError` if values are nested.
     """
 
-    def __init__(self, data: Manifest, tables: Sequence[Table], on: Sequence[str], values: Any) -> None:
+    def __init__(self, data: Manifest, tables: Sequence[Table], on: Sequence[str], samples: Arrays) -> None:
         self._tables, self._keys = tables, [name_in(table, on[1]) for table in tables]
-        keys = [part for table, key in zip(tables, self._keys, strict=True) for part in column(table, key)]
         label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
-        self._rows, self.report = match(data, on[0], values, arrays.concatenated(keys), label)
+
+        def keys() -> Iterator[Any]:
+            for table, key in zip(tables, self._keys, strict=True):
+                yield from column(table, key)
+
+        num_rows = sum(table.num_rows for table in tables)
+        self._rows, self.report = match(data, on[0], samples, keys, num_rows, label)
         is_partial = self.report.rows_unmatched or self.report.samples_unmatched or self.report.rows_repeated
         _log.log(logging.WARNING if is_partial else logging.INFO, "joined %s", self.report)
 
@@ -195,16 +234,22 @@ class Join:
         parts = []
         for table in self._tables:
             parts += column(table, name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
-        return arrays.concatenated(parts).combine_chunks().take(self._rows)
+        rows = pyarrow().array(self._rows, mask=self._rows < 0)
+        return arrays.concatenated(parts).combine_chunks().take(rows)
 
 
-def _advice(data: Manifest, own: str, samples: Any, keys: Any, label: str) -> str:
-    """Return an error that shows a value of each side, and names the column whose values look like the tables'."""
-    listed = set(keys.to_pylist())
-    sample, row = (next(iter(values.drop_null().slice(0, 1).to_pylist()), None) for values in (samples, keys))
-    patterns = {_pattern(value) for value in keys.drop_null().slice(0, _LOOKED_AT).to_pylist()}
+def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str) -> str:
+    """Return an error that shows a value of each side, and names the column whose values look like the rows'."""
+    sample, row = (
+        next(
+            (value for part in parts() for value in part.cast("large_string").drop_null().slice(0, 1).to_pylist()), None
+        )
+        for parts in (samples, keys)
+    )
+    listed = [value for part in keys() for value in part.cast("large_string").drop_null().to_pylist()]
+    known, patterns = set(listed), {_pattern(value) for value in listed[:_LOOKED_AT]}
     alike = {
-        name: (len(listed.intersection(values)), sum(_pattern(value) in patterns for value in values))
+        name: (len(known.intersection(values)), sum(_pattern(value) in patterns for value in values))
         for name, values in examples(data).items()
         if name != own
     }
