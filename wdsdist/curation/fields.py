@@ -20,7 +20,7 @@ from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, column_file
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
-from wdsdist.media import length
+from wdsdist.media.containers import recording
 from wdsdist.samples.images.header import Head, image_size
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import ShardIndex
@@ -112,11 +112,11 @@ _PROBES: dict[str, tuple[Callable[[Head], Any], Callable[[Any], Any]]] = {
     "shape": (array_layout, lambda layout: json.dumps(list(layout.shape))),
     "dtype": (array_layout, lambda layout: str(layout.dtype)),
     "tokens": (array_layout, lambda layout: layout.num_elements),
-    "seconds": (length.recording, lambda recording: recording.seconds),
-    "frames": (length.recording, lambda recording: recording.frames),
+    "seconds": (recording, lambda length: length.seconds),
+    "frames": (recording, lambda length: length.frames),
 }
 """What probes read: a function that parses the header, and one that takes the value out of what it returns."""
-_WHOLE = (_member, length.recording)
+_WHOLE = (_member, recording)
 """Parsers that need all bytes of a member."""
 
 

@@ -16,7 +16,7 @@ from wdsdist.sampling.order import Order, OrderName, OrderSettings, ShardOrder
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
 from wdsdist.sampling.working_set import Readers, bytes_at_once
-from wdsdist.storage.policy import policy
+from wdsdist.storage.waiting import policy
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
@@ -122,7 +122,7 @@ def epoch_report(plan: Plan, settings: OrderSettings, world: World, counts: Int6
     epoch = plan.epoch if isinstance(plan, EpochPlan) else plan.start.epoch
     ranks = min(world.per_node, world.num_replicas)
     readers = Readers(counts=counts, sizes=sizes, num_replicas=world.num_replicas, ranks=ranks)
-    requests = 1 - (-sizes // policy().part_bytes)  # one for each part, and one for the index
+    requests = 1 - (-sizes // policy.part_bytes)  # one for each part, and one for the index
     return EpochReport(
         **figures,
         shards_per_node=tuple(len(shards) for shards in opened),
