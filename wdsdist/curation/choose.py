@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
 import math
@@ -269,14 +270,13 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
     number = as_number(values)
     if number is not None:
         return np.full(manifest.num_samples, number, np.float64), number
-    try:
+    numbers = np.zeros(0)
+    with contextlib.suppress(TypeError, ValueError):
         numbers = np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"to {what}, give a number, a column, or an array of numbers: {error}") from error
-    if numbers.shape != (manifest.num_samples,):
+    if values is None or numbers.shape != (manifest.num_samples,):
         raise ArgumentError(
-            f"to {what}, an array must have a number for each of the {manifest.num_samples:,} samples, in the order of "
-            f"data.column('key'): it has the shape {list(numbers.shape)}"
+            f"to {what}, give a number, a column, or an array with a number for each of the {manifest.num_samples:,} "
+            f"samples, in the order of data.column('key')"
         )
     return numbers, f"{counted(len(numbers), 'number')}, one a sample"
 

@@ -7,13 +7,13 @@ packed, and if it has classes, ``cls`` and ``cls.name``. The lengths that batche
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -174,8 +174,8 @@ class ColumnReader:
         values = self.of_shard(number)
         missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
         if str(values.type) == "large_string":
-            digests = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in values.to_pylist())
-            return np.frombuffer(b"".join(digests), "<u8"), missing
+            hashes = (xxhash.xxh3_64_intdigest(string.encode()) for string in values.to_pylist())
+            return np.fromiter(hashes, np.uint64, len(values)), missing
         return values.to_numpy(zero_copy_only=False), missing
 
     def _sizes(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
