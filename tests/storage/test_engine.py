@@ -28,7 +28,7 @@ from tests.support.programs import command
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import DestinationError, StorageError
-from wdsdist.storage import Deadline, StorageOptions, Transfer
+from wdsdist.storage import Deadline, StorageOptions, Transfer, engine
 from wdsdist.storage.store import connecting
 
 PART = 1 << 16
@@ -209,13 +209,16 @@ def test_a_download_that_is_left_writes_nothing_more(web: Remote) -> None:
     assert len(got) == count
 
 
-def test_late_bytes_of_a_blocked_back_end_are_not_written() -> None:
-    late, got = Fault("a.tar", "stall"), list[bytes]()
+def test_late_bytes_of_a_blocked_back_end_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, got, before = Fault("a.tar", "stall"), list[bytes](), set(threading.enumerate())
+    monkeypatch.setattr(engine, "_IDLE", 0.01)
+    engine._begin_without_threads()
     with MemoryStore({"a.tar": b"content"}) as store:
         store.plant(late)
         with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
             assert late.reached.wait(10)
-        threads = [thread for thread in threading.enumerate() if thread.name == "wdsdist-storage"]
+        threads = [thread for thread in {*threading.enumerate()} - before if thread.name == "wdsdist-storage"]
+        assert threads
         late.release()
         for thread in threads:
             thread.join(10)
