@@ -70,13 +70,10 @@ def test_rows_and_samples_are_matched_as_a_dict_does(
         if row["key"] is not None:
             first.setdefault(row["key"], row["v"])
     assert values(data, "v") == [first.get(key) for key in KEYS]
-    own, theirs = columns.column(data, "key").chunks, [pa.array([row["key"] for row in rows])]
-    _, report = join.match(data, "key", lambda: own, lambda: theirs, len(rows), "rows")
-    assert report.rows == len(rows)
-    assert report.samples_matched == len(set(KEYS) & set(first)) == len(KEYS) - report.samples_unmatched
-    matched = [row["key"] for row in rows if row["key"] in KEYS]
-    assert report.rows_unmatched == len(rows) - len(matched)
-    assert report.rows_repeated == len(matched) - len(set(matched))
+    own, theirs = [row["key"] for row in rows], columns.column(data, "key").chunks
+    matched, is_matched = join.match(data, "key", lambda: theirs, lambda: [pa.array(own)], len(rows), "rows")
+    assert matched.tolist() == [own.index(key) if key in own else -1 for key in KEYS]
+    assert is_matched.tolist() == [key in KEYS for key in own]
 
 
 def test_rows_belong_to_all_samples_with_their_value_of_another_column(

@@ -45,7 +45,7 @@ STILL_OVER = {
     "shards": 4_222,
     "samples": 2_873,
     "loader": 3_227,
-    "curation": 2_631,
+    "curation": 2_627,
     "media": 726,
     "packing": 5_513,
     "diagnostics": 2_654,

@@ -78,7 +78,13 @@ def add_columns(
         )
         added = [field.name for field in requested]
         for field in requested:
-            columns.request(field, replace=replace)
+            sources = columns[field.name].sources
+            if not replace and field.source not in sources and any("tables" in source for source in sources):
+                raise ArgumentError(
+                    f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
+                )
+            if field.source not in sources:  # another way to make it: its values are dropped
+                columns[field.name] = _Column(None, [field.source])
         if not requested and new_join is None:
             added = [name for name in column_file.names(data) if columns.is_incomplete(name)]
         incomplete = list(filter(columns.is_incomplete, added))
@@ -89,13 +95,13 @@ def add_columns(
             joined = columns.joined(new_join)
             for name in joined.columns(only):
                 if column_file.is_free(name) or not name:
-                    _log.warning("the column %r of %s is left out: the shards say it", name, joined.report.tables)
+                    _log.warning("the column %r of %s is left out: the shards say it", name, joined.label)
                     continue
                 values, differing = arrays.filled_up(columns.values_of(name), joined.values(name), replace=replace)
                 if differing and not replace:
                     has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                     raise ArgumentError(
-                        f"{has} another {name!r} already than {joined.report.tables} says, so nothing was written: "
+                        f"{has} another {name!r} already than {joined.label} says, so nothing was written: "
                         f"pass replace=True to take the new values",
                         argument="replace",
                     )
@@ -153,19 +159,6 @@ class _Columns(dict[str, _Column]):
             _log.warning("%s; it is replaced", error)
         self[name] = _Column(stored, [] if stored is None else stored.sources)
         return self[name]
-
-    def request(self, field: Field, *, replace: bool) -> None:
-        """Plan to make a column of members; a column that was made otherwise is dropped.
-
-        Raises `ArgumentError` if values would be dropped that were joined, unless ``replace`` is true.
-        """
-        sources = self[field.name].sources
-        if field.source not in sources:
-            if not replace and any("tables" in source for source in sources):
-                raise ArgumentError(
-                    f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
-                )
-            self[field.name] = _Column(None, [field.source])
 
     def is_incomplete(self, name: str) -> bool:
         """Return whether a column lacks shards, but has sources of their values."""

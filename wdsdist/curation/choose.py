@@ -103,8 +103,8 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-    rows, report = match(data, on, lambda: own.chunks, lambda: [listed], len(listed), label, argument)
-    return rows >= 0, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
+    rows, _ = match(data, on, lambda: own.chunks, lambda: [listed], len(listed), label, argument)
+    return rows >= 0, note | {"values": len(listed), "on": on, "samples": int((rows >= 0).sum())}
 
 
 def _read_list(location: str, on: str, options: storage.StorageOptions) -> Any:
@@ -282,12 +282,7 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
 
 
 def _view(
-    manifest: Manifest,
-    positions: Int64s,
-    step: dict[str, Any],
-    parts: npt.NDArray[np.uint32] | None = None,
-    *,
-    allow_empty: bool,
+    manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None, *, allow_empty: bool
 ) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 

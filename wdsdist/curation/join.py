@@ -10,9 +10,10 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -42,28 +43,6 @@ _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
 
 _log = logging.getLogger("wdsdist")
-
-
-class JoinReport(NamedTuple):
-    """How the rows of tables and the samples of a data set matched."""
-
-    tables: str
-    on: str
-    rows: int
-    rows_repeated: int
-    """Rows with the key of an earlier row, which counts."""
-    rows_unmatched: int
-    """Rows without a sample."""
-    samples_matched: int
-    samples_unmatched: int
-    """Samples without a row."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tables} by {self.on}: rows {self.rows:,}, {self.rows_unmatched:,} of them without a sample, "
-            f"{self.rows_repeated:,} with the key of an earlier row; samples matched {self.samples_matched:,}, "
-            f"{self.samples_unmatched:,} without a row"
-        )
 
 
 def table_paths(
@@ -108,7 +87,7 @@ def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Ta
 
 def match(
     data: Manifest, own: str, samples: Arrays, keys: Arrays, num_rows: int, label: str, argument: str = "on"
-) -> tuple[Int64s, JoinReport]:
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
     """Match samples with rows by a value of each, compared as strings; of rows with the same value the first counts.
 
     Args:
@@ -121,7 +100,7 @@ def match(
         argument: named by the error if no row matches a sample.
 
     Returns:
-        int64 [samples], the row of each sample or -1; and how rows and samples matched.
+        int64 [samples], the row of each sample or -1; and bool [rows], whether a row has a sample.
 
     Raises `ArgumentError` if no row matches.
     """
@@ -160,11 +139,7 @@ def match(
     has_row = rows < num_rows
     if num_rows and len(rows) and not has_row.any():
         raise ArgumentError(_advice(data, own, samples, keys, label), argument=argument)
-    is_used = np.zeros(num_rows, bool)
-    is_used[rows[has_row]] = True
-    matched, used, with_row = int(is_matched.sum()), int(is_used.sum()), int(has_row.sum())
-    counts = num_rows, matched - used, num_rows - matched, with_row, len(rows) - with_row
-    return np.where(has_row, rows, -1), JoinReport(label, own, *counts)
+    return np.where(has_row, rows, -1), is_matched
 
 
 def name_in(table: Table, on: str) -> str:
@@ -203,16 +178,22 @@ class Join:
 
     def __init__(self, data: Manifest, tables: Sequence[Table], on: Sequence[str], samples: Arrays) -> None:
         self._tables, self._keys = tables, [name_in(table, on[1]) for table in tables]
-        label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
+        self.label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
 
         def keys() -> Iterator[Any]:
             for table, key in zip(tables, self._keys, strict=True):
                 yield from column(table, key)
 
         num_rows = sum(table.num_rows for table in tables)
-        self._rows, self.report = match(data, on[0], samples, keys, num_rows, label)
-        is_partial = self.report.rows_unmatched or self.report.samples_unmatched or self.report.rows_repeated
-        _log.log(logging.WARNING if is_partial else logging.INFO, "joined %s", self.report)
+        self._rows, is_matched = match(data, on[0], samples, keys, num_rows, self.label)
+        num_used, matched = len(np.unique(self._rows[self._rows >= 0])), int(is_matched.sum())
+        unmatched = int((self._rows < 0).sum())
+        _log.log(
+            logging.WARNING if unmatched or num_used < num_rows else logging.INFO,
+            f"joined {self.label} by {on[0]}: rows {num_rows:,}, {num_rows - matched:,} of them without a sample, "
+            f"{matched - num_used:,} with the key of an earlier row; samples matched {len(self._rows) - unmatched:,}, "
+            f"{unmatched:,} without a row",
+        )
 
     def columns(self, only: Collection[str] | None) -> list[str]:
         """Return the names of the tables' columns but the key, without columns of nested values; or only some.
@@ -231,7 +212,7 @@ class Join:
 
     def values(self, name: str) -> Any:
         """Return the values of a column of the tables for the samples, as an array."""
-        parts = []
+        parts = list[Any]()
         for table in self._tables:
             parts += column(table, name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
         rows = pyarrow().array(self._rows, mask=self._rows < 0)
