@@ -212,7 +212,7 @@ def test_a_download_that_is_left_writes_nothing_more(web: Remote) -> None:
 def test_late_bytes_of_a_blocked_back_end_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     late, got, before = Fault("a.tar", "stall"), list[bytes](), set(threading.enumerate())
     monkeypatch.setattr(engine, "_IDLE", 0.01)
-    engine._begin_without_threads()
+    monkeypatch.setitem(engine._pools, False, engine._Pool())
     with MemoryStore({"a.tar": b"content"}) as store:
         store.plant(late)
         with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
