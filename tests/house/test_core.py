@@ -48,8 +48,8 @@ STILL_OVER = {
     "curation": 2_631,
     "media": 726,
     "packing": 5_513,
-    "diagnostics": 2_654,
-    "cli": 2_014,
+    "diagnostics": 2_589,
+    "cli": 1_977,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 
