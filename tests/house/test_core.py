@@ -42,7 +42,7 @@ STILL_OVER = {
     "_util": 1_186,
     "distributed": 1_151,
     "storage": 2_219,
-    "shards": 4_100,
+    "shards": 4_063,
     "samples": 2_873,
     "loader": 3_227,
     "curation": 2_631,
