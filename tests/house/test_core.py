@@ -42,7 +42,7 @@ STILL_OVER = {
     "_util": 1_186,
     "distributed": 1_151,
     "storage": 2_219,
-    "shards": 4_063,
+    "shards": 4_064,
     "samples": 2_843,
     "loader": 3_227,
     "curation": 2_631,

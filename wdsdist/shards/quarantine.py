@@ -46,8 +46,9 @@ class Quarantine:
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "bad.jsonl"
+    >>> quarantine = Quarantine(str(path))
     >>> for _ in range(2):
-    ...     Quarantine(str(path)).add([BadEntry("0001", "0.tar"), BadEntry("0002", "0.tar")])
+    ...     quarantine.add([BadEntry("0001", "0.tar"), BadEntry("0002", "0.tar")])
     >>> [json.loads(line)["key"] for line in path.read_text().splitlines()]
     ['0001', '0002']
     """
