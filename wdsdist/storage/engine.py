@@ -99,7 +99,6 @@ class Download:
         self._patience = patience
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._writing = 0
         self._left = len(tasks)
         self._retries = 0
         self._error: BaseException | None = None
@@ -112,7 +111,6 @@ class Download:
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopped.set()
-            self._changed.wait_for(lambda: not self._writing)
 
     def result(self) -> Transfer:
         """Wait until all requests are answered.
@@ -149,19 +147,13 @@ class Download:
                     raise _Cancelled
                 if not piece:
                     return
-                self._writing += 1
-            try:
-                self._sink(offset, piece)
-            except BaseException as error:
-                self._fail(error)
-                raise _Cancelled from None
-            finally:
-                with self._changed:
-                    self._writing -= 1
-                    request.bytes += len(piece)
-                    received += len(piece)
-                    if self._stopped.is_set():
-                        self._changed.notify_all()
+                try:
+                    self._sink(offset, piece)
+                except BaseException as error:
+                    self._fail(error)
+                    raise _Cancelled from None
+                request.bytes += len(piece)
+                received += len(piece)
 
         try:
             while not self._stopped.is_set():

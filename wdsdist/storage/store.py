@@ -51,7 +51,10 @@ class Entry:
 
 
 class Store(Protocol):
-    """One store that is read. Each method makes one attempt, and raises whatever the back end raises."""
+    """One store. Each method makes one attempt, and raises whatever the back end raises.
+
+    Over HTTP, a store is only read: it has `read` and `stat` alone.
+    """
 
     def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes from ``start`` up to ``stop``, or to the end, to ``sink``; return what is known of the object.
@@ -67,10 +70,6 @@ class Store(Protocol):
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return what the store says of an object."""
-
-
-class WritableStore(Store, Protocol):
-    """One store that is read, listed and written."""
 
     def list(self, path: str, *, recursive: bool, timeout: float) -> builtins.list[Entry]:
         """Return what a folder holds, or all files below it; nothing if there is no such folder."""
@@ -89,7 +88,7 @@ os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.releas
 
 
 def connect(location: str, options: StorageOptions | None, verb: str = "read") -> tuple[Any, str]:
-    """Return the `Store` of a location, a `WritableStore` unless it is to be read, and the path of the location there.
+    """Return the `Store` of a location that does what the verb says, and the path of the location there.
 
     Raises `StorageError` for the web, which is read only.
     """
@@ -113,7 +112,7 @@ def connect(location: str, options: StorageOptions | None, verb: str = "read") -
 
 
 def call(
-    location: str, options: StorageOptions | None, action: Callable[[Any, str, float], T], verb: str = "read",
+    location: str, options: StorageOptions | None, action: Callable[[Store, str, float], T], verb: str = "read",
     deadline: Deadline | None = None,
 ) -> T:  # fmt: skip
     """Run an action on a store in a thread of this process, with retries, and wait; one on a local file at once.
@@ -172,11 +171,7 @@ def read_until(
 
 def stat(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
     """Return what a store says of one file or object. Raises `NotFoundError` if it does not exist."""
-
-    def attempt(store: Store, path: str, timeout: float) -> Entry:
-        return store.stat(path, timeout=timeout)
-
-    return call(location, options, attempt, deadline=deadline)
+    return call(location, options, lambda store, path, timeout: store.stat(path, timeout=timeout), deadline=deadline)
 
 
 def list(  # noqa: A001 - the verb of every store
@@ -187,7 +182,7 @@ def list(  # noqa: A001 - the verb of every store
     Raises `StorageError` for the web, which lists nothing.
     """
 
-    def attempt(store: WritableStore, path: str, timeout: float) -> builtins.list[Entry]:
+    def attempt(store: Store, path: str, timeout: float) -> builtins.list[Entry]:
         return sorted(store.list(path, recursive=recursive, timeout=timeout), key=lambda entry: entry.name)
 
     return call(location, options, attempt, "listed")
@@ -216,7 +211,7 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
                 raise StorageError(f"{shown(location)} cannot be written: {problem}; set TMPDIR") from error
             raise
 
-        def attempt(store: WritableStore, path: str, timeout: float) -> None:
+        def attempt(store: Store, path: str, timeout: float) -> None:
             stream.seek(0)
             store.put(path, stream, timeout=timeout)
 
