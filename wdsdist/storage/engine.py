@@ -238,7 +238,7 @@ def fetch(
     size = None if total < 0 else total
     count = max(1, -(-total // policy.part_bytes))
     parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
-    whole: list[Range] = [(0, size)]
+    ways: list[list[Range]] = [[(0, None)]] if size is None else [parts, [(0, size)]]  # for a server without ranges
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
 
@@ -247,18 +247,14 @@ def fetch(
                     written = os.pwrite(file.fileno(), piece, offset)
                     offset, piece = offset + written, piece[written:]
 
-            def read(ranges: list[Range]) -> Transfer:
-                with begin_ranges(location, ranges, write, options, size=size, deadline=deadline) as download:
-                    return download.result()
-
-            try:
-                done = read(whole if size is None else parts)
-            except StorageError as error:
-                if error.kind != "ranges":
-                    raise
-                done = read(whole)
-            file.truncate(done.bytes)
-            return done
+            while True:
+                try:
+                    done = begin_ranges(location, ways.pop(0), write, options, size=size, deadline=deadline).result()
+                    file.truncate(done.bytes)
+                    return done
+                except StorageError as error:
+                    if error.kind != "ranges":
+                        raise
     except WdsdistError:
         raise
     except OSError as error:

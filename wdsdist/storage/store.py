@@ -231,7 +231,7 @@ class LocalStore:
         """Give the bytes of a range to ``sink``, as `Store.read` says."""
         check_readable(Path(path))
         with Path(path).open("rb", buffering=0) as stream:
-            entry = _local_entry(path, Path(path).name, os.fstat(stream.fileno()))
+            entry = _local_entry(Path(path).name, os.fstat(stream.fileno()))
             end = entry.size if stop is None else stop
             if end > entry.size or size not in (None, entry.size):
                 expected = f"{end if size is None else size:,}"
@@ -248,7 +248,7 @@ class LocalStore:
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return the size and the time of a file."""
-        return _local_entry(path, Path(path).name, Path(path).stat())
+        return _local_entry(Path(path).name, Path(path).stat())
 
     def list(self, path: str, *, recursive: bool, timeout: float) -> builtins.list[Entry]:
         """Return what a folder holds, or all files below it."""
@@ -258,7 +258,7 @@ class LocalStore:
             for each in root.rglob("*") if recursive else root.iterdir():
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     if not (recursive and each.is_dir()):
-                        entries.append(_local_entry(str(each), str(each.relative_to(root)), each.stat()))
+                        entries.append(_local_entry(str(each.relative_to(root)), each.stat()))
         return entries
 
     def put(self, path: str, content: IO[bytes], *, timeout: float) -> None:
@@ -271,6 +271,6 @@ class LocalStore:
         Path(path).unlink(missing_ok=True)
 
 
-def _local_entry(path: str, name: str, status: os.stat_result) -> Entry:
+def _local_entry(name: str, status: os.stat_result) -> Entry:
     stamp = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
     return Entry(name, status.st_size, stamp, stat_bits.S_ISDIR(status.st_mode))
