@@ -253,7 +253,7 @@ def limit(remote: Manifest) -> int:
     return 3 * room_of(int(remote.sizes[0]), 8000)
 
 
-@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize("is_limited", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
     web: Web, tmp_path: Path, limit: int, is_limited: bool
 ) -> None:

@@ -28,7 +28,7 @@ from tests.support.programs import command
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import DestinationError, StorageError
-from wdsdist.storage import Deadline, StorageOptions, Transfer
+from wdsdist.storage import Deadline, StorageOptions, Transfer, engine
 from wdsdist.storage.store import connecting
 
 PART = 1 << 16
@@ -199,13 +199,16 @@ def test_a_store_that_asks_to_wait_is_heeded(remote: Remote, tmp_path: Path) -> 
     assert time.monotonic() - began < 60, "an error now is better than one later"
 
 
-def test_late_bytes_of_a_blocked_back_end_are_not_written() -> None:
-    late, got = Fault("a.tar", "stall"), list[bytes]()
+def test_late_bytes_of_a_blocked_back_end_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, got, before = Fault("a.tar", "stall"), list[bytes](), set(threading.enumerate())
+    monkeypatch.setattr(engine, "_IDLE", 0.01)
+    monkeypatch.setitem(engine._pools, False, engine._Pool())
     with MemoryStore({"a.tar": b"content"}) as store:
         store.plant(late)
         with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
             assert late.reached.wait(10)
-        threads = [thread for thread in threading.enumerate() if thread.name == "wdsdist-storage"]
+        threads = [thread for thread in {*threading.enumerate()} - before if thread.name == "wdsdist-storage"]
+        assert threads
         late.release()
         for thread in threads:
             thread.join(10)

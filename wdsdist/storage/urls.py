@@ -19,7 +19,7 @@ from wdsdist.errors import ArgumentError, printable
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\"?]*=[^\s'\"]*")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s'\"]+")  # bounded: a long word must not take quadratic time
 _BUCKETS = {"s3", "s3a", "gs", "gcs"}
 _BUCKET = re.compile(r"arn:.*|[^:]*")
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
