@@ -39,7 +39,7 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "storage": 2_219,
+    "storage": 2_057,
     "shards": 4_064,
     "samples": 2_843,
     "curation": 2_627,
