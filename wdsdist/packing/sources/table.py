@@ -27,10 +27,10 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import FilePayload, Sample, broken, numbered
+from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Layout, check_columns, choose, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, LeftOut, Source
-from wdsdist.packing.sources.table_rows import Finder, RowError, Rows, is_bytes, is_numbers, list_rows
+from wdsdist.packing.sources.table_rows import Finder, is_bytes, is_numbers, list_rows, row_samples
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -142,6 +142,14 @@ class _Files(NamedTuple):
     stamps: tuple[FileStamp, ...]
     kind: Kind
 
+    def check(self) -> None:
+        for stamp in self.stamps:
+            stamp.check()
+
+    def table(self) -> Table:
+        self.check()
+        return _opened(self)
+
 
 @functools.lru_cache(maxsize=4)
 def _opened(files: _Files) -> Table:
@@ -166,33 +174,24 @@ class _RowSamples:
     """int64 [rows, members that may be files]: bytes of each file that a row had when it was listed, then -1."""
 
     def __iter__(self) -> Iterator[Sample]:
-        finder, take = Finder(self.root), None
-        if isinstance(self.source, _Files):
-            for stamp in self.source.stamps:
-                stamp.check()
-            take = _opened(self.source).take
-        elif isinstance(self.source, Carried):
-            take = self.source.value.take
-        for start in range(0, len(self.rows), _AT_ONCE):
-            numbers = self.rows[start : start + _AT_ONCE]
-            part = self.source.slice(start, len(numbers)) if take is None else take(numbers, self.names)
-            # Rows of chunked arrays would be searched chunk by chunk.
-            columns = [
-                column.combine_chunks() if column.num_chunks != 1 else column.chunk(0) for column in part.columns
-            ]
-            parsed = Rows(self.layout, finder, columns)
-            for row, number in enumerate(numbers.tolist()):
-                try:
-                    members = parsed.members(row)
-                    key = parsed.key(row, number, members)
-                except RowError as error:
-                    reason = SourceError(f"{self.row_names[start + row]}: {error}")
-                    yield broken(parsed.string_key(row) or numbered(number), reason)
-                    continue
-                sizes = iter(self.file_sizes[start + row].tolist())
-                members = [(extension, replace(data, size=next(sizes)) if isinstance(data, FilePayload) else data)
-                           for extension, data in members]  # fmt: skip
-                yield key, sorted(members, key=lambda member: member[0])
+        rows = self.rows.tolist()
+        names, sizes = (
+            dict(zip(rows, self.row_names, strict=True)),
+            dict(zip(rows, map(iter, self.file_sizes.tolist()), strict=True)),
+        )
+        finder = Finder(self.root)
+        return row_samples(
+            self.layout, finder, self._batches(), rows, names.__getitem__, lambda row, _: next(sizes[row])
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        parts: Iterable[Any] = [self.source]
+        if isinstance(self.source, (_Files, Carried)):
+            table = self.source.value if isinstance(self.source, Carried) else self.source.table()
+            starts = range(0, len(self.rows), _AT_ONCE)
+            parts = (table.take(self.rows[start : start + _AT_ONCE], self.names) for start in starts)
+        for part in parts:  # rows of chunked arrays would be searched chunk by chunk
+            yield from part.combine_chunks().to_batches(max_chunksize=_AT_ONCE)
 
 
 def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], options: Options) -> Source:
