@@ -25,7 +25,7 @@ from wdsdist.errors import ShardDamagedError, SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.files import Files
-from wdsdist.packing.sources.listing import Taken
+from wdsdist.packing.sources.listing import Listing
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.naming import is_tar
@@ -46,7 +46,7 @@ class TarSamples:
     """Some samples of a tar archive."""
 
     file: FileStamp
-    taken: Taken
+    taken: Listing
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
@@ -112,7 +112,7 @@ class ZipSamples:
     """Some samples of a zip archive; a file's position is the number of its entry in the archive's directory."""
 
     file: FileStamp
-    taken: Taken
+    taken: Listing
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()

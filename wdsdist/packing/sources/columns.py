@@ -110,10 +110,16 @@ class Layout:
             becomes[self.columns[self.key].name] = KEY
         return becomes
 
+    @property
     def used(self) -> list[int]:
-        """Return the numbers of the columns that are read."""
+        """Numbers of the columns that are read."""
         numbers = {number for member in self.members for number in member.columns}
         return sorted(numbers if self.key is None else numbers | {self.key})
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns that are read."""
+        return [self.columns[number].name for number in self.used]
 
 
 def suffix(path: str) -> str:

@@ -162,8 +162,6 @@ class _RowSamples:
 
     source: Any
     """Table files (`_Files`), a carried ``Dataset``, or rows of a text file, whose copy other processes cannot see."""
-    names: list[str]
-    """The columns that are read."""
     layout: Layout
     root: str
     rows: Int64s
@@ -175,13 +173,10 @@ class _RowSamples:
 
     def __iter__(self) -> Iterator[Sample]:
         rows = self.rows.tolist()
-        names, sizes = (
-            dict(zip(rows, self.row_names, strict=True)),
-            dict(zip(rows, map(iter, self.file_sizes.tolist()), strict=True)),
-        )
-        finder = Finder(self.root)
+        names = dict(zip(rows, self.row_names, strict=True))
+        sizes = dict(zip(rows, map(iter, self.file_sizes.tolist()), strict=True))
         return row_samples(
-            self.layout, finder, self._batches(), rows, names.__getitem__, lambda row, _: next(sizes[row])
+            self.layout, Finder(self.root), self._batches(), rows, names.__getitem__, lambda row, _: next(sizes[row])
         )
 
     def _batches(self) -> Iterator[Any]:
@@ -189,7 +184,7 @@ class _RowSamples:
         if isinstance(self.source, (_Files, Carried)):
             table = self.source.value if isinstance(self.source, Carried) else self.source.table()
             starts = range(0, len(self.rows), _AT_ONCE)
-            parts = (table.take(self.rows[start : start + _AT_ONCE], self.names) for start in starts)
+            parts = (table.take(self.rows[start : start + _AT_ONCE], self.layout.names) for start in starts)
         for part in parts:  # rows of chunked arrays would be searched chunk by chunk
             yield from part.combine_chunks().to_batches(max_chunksize=_AT_ONCE)
 
@@ -220,16 +215,14 @@ def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], 
     state = hashlib.sha256(f"{kind}\0{notes}\0{listing.digest}\n".encode("utf-8", "surrogatepass"))
     names = [f"{os.path.relpath(stamp.path, home)}\0{stamp.size}\0{stamp.mtime_ns}\n" for stamp in stamps]
     state.update("".join([*names, *map(str, left_out)]).encode("utf-8", "surrogatepass"))
-    used = [layout.columns[number].name for number in layout.used()]
 
     def take(rows: Int64s) -> _RowSamples:
         read_from: Any = source
-        if kind in ("csv", "tsv", "jsonl"):
-            for stamp in stamps:
-                stamp.check()
-            read_from = table.take(rows, used)
+        if isinstance(source, _Files) and source.kind in ("csv", "tsv", "jsonl"):
+            source.check()
+            read_from = table.take(rows, layout.names)
         row_names = [table.row_name(row) for row in rows.tolist()]
-        return _RowSamples(read_from, used, layout, finder.root, rows, row_names, listing.file_sizes[rows])
+        return _RowSamples(read_from, layout, finder.root, rows, row_names, listing.file_sizes[rows])
 
     contents = Contents(
         sizes=listing.sizes,

@@ -111,7 +111,7 @@ def row_samples(
     numbers = iter(rows)
     for batch in batches:
         values: list[Iterable[Any]] = [itertools.repeat(None)] * len(layout.columns)
-        for column, arrow in zip(layout.used(), batch.columns, strict=True):
+        for column, arrow in zip(layout.used, batch.columns, strict=True):
             values[column] = _values(layout.columns[column], arrow)
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
             key = "" if layout.key is None or row[layout.key] is None else str(row[layout.key])
@@ -261,7 +261,6 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
     state, wrong, layouts = hashlib.sha256(), dict[int, LeftOut](), Counter[tuple[str, ...]]()
     sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
     weights, above = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep
-    names = [layout.columns[number].name for number in layout.used()]
     most_files = sum(
         member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
     )
@@ -274,9 +273,9 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
     def batches() -> Iterator[Any]:
         rows, first = 4096, 0
         if any(column.content == "bytes" for column in layout.columns):  # few such rows fit in memory together
-            first_row = next(table.batches(names, rows=1), None)
+            first_row = next(table.batches(layout.names, rows=1), None)
             rows = max(1, min(1024, _BATCH_BYTES // max(1, first_row.nbytes if first_row else 1)))
-        for batch in table.batches(names, rows=rows):
+        for batch in table.batches(layout.names, rows=rows):
             weights[int(np.searchsorted(table.starts, first, side="right")) - 1] += batch.nbytes
             first += len(batch)
             yield batch
