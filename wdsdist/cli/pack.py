@@ -146,6 +146,7 @@ def _pack(
     from wdsdist.cli.run_once import once
     from wdsdist.packing.run import pack_splits, run
 
+    first: PackProgress | None = None
     last: PackProgress | None = None
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -153,9 +154,9 @@ def _pack(
         shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: PackProgress) -> None:
-            nonlocal last
-            last = state
-            shown(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
+            nonlocal first, last
+            first, last = first or state, state
+            shown(state.bytes_done, state.bytes, _progress(state, first, time.monotonic() - began))
 
         def announce(found: Recognised) -> None:
             if not quiet:
@@ -171,7 +172,7 @@ def _pack(
     for split, manifest in manifests.items() if not quiet else ():
         if split:
             say(f"split {split}:")
-        _sum_up(manifest, last, time.monotonic() - began)
+        _sum_up(manifest, first, last, time.monotonic() - began)
 
 
 def _say_recognised(found: Recognised, *, err: bool = False) -> None:
@@ -179,18 +180,18 @@ def _say_recognised(found: Recognised, *, err: bool = False) -> None:
         say(line.replace("class_folders=True", "--class-folders"), err=err)
 
 
-def _progress(state: PackProgress, seconds: float) -> str:
-    """Return the progress of packing as text."""
+def _progress(state: PackProgress, first: PackProgress, seconds: float) -> str:
+    """Return the progress of packing since its ``first`` state as a string."""
     samples, shards = _of(state.samples_done, state.samples, "sample"), _of(state.shards_done, state.shards, "shard")
     note = f"{samples}, {shards}"
     if state.left_out:
         note += f", {state.left_out:,} left out"
-    if state.samples_done > state.samples_kept:
-        note += f", {(state.samples_done - state.samples_kept) / seconds:,.0f} samples/s"
+    if written := state.samples_done - first.samples_done:
+        note += f", {written / seconds:,.0f} samples/s"
     return note
 
 
-def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
+def _sum_up(manifest: Manifest, first: PackProgress | None, last: PackProgress | None, seconds: float) -> None:
     """Print a summary of the packed data set."""
     from wdsdist.packing.destination import REPORT
     from wdsdist.storage import shown as shown_location
@@ -213,8 +214,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         times = manifest.num_bytes / before
         form = "raw pixels" if images["store"] == "raw" else f"JPEG of quality {images['quality']}"
         say(f"images: as {form}, {human(manifest.num_bytes)} on disk, {times:.2g} times {human(before)} of the source")
-    if last and last.bytes_done > last.bytes_kept:
-        samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
+    if first and last and last.bytes_done > first.bytes_done:
+        samples, size = last.samples_done - first.samples_done, last.bytes_done - first.bytes_done
         say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
     if left_out := manifest.extra.get("left_out"):
         say(f"left out: {counted(left_out, 'sample')}, listed in {location}/{REPORT}")

@@ -36,7 +36,7 @@ _ABREAST = 2
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far packing has come."""
+    """How far packing has come: first with what an interrupted run has left, then after each shard."""
 
     samples_done: int
     samples: int | None
@@ -48,9 +48,6 @@ class PackProgress:
     """In all tars, headers and padding included, as they were planned."""
     left_out: int = 0
     """Samples that could not be packed, of those done."""
-    samples_kept: int = 0
-    """Samples that an interrupted run had written and that a resume keeps, of those done."""
-    bytes_kept: int = 0
 
 
 ShowProgress = Callable[[PackProgress], None]
@@ -87,7 +84,6 @@ def write_planned(
         if index is not None and index.num_samples + len(index.left_out) == count:
             done[number] = WrittenShard.of(name, index)
             progress = later(progress, done[number], sizes[number])
-    progress = replace(progress, samples_kept=progress.samples_done, bytes_kept=progress.bytes_done)
     show(progress)
     missing = [number for number in range(len(plan)) if number not in done]
     lent = options.executor

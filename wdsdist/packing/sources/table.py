@@ -255,7 +255,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
         )
     for field in table.schema:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        column = Column(field.name, "other", classes=classes.get(field.name))
+        column = Column(field.name, "other")
         if field.metadata == JSON_TEXT:
             column = replace(column, is_json=True)
         elif not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
@@ -278,7 +278,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
             else:
                 column = replace(column, content="path", extension=suffix(path), values=strings)
         elif types.is_integer(kind) or (types.is_boolean(kind) and field.name.lower() in LABEL_NAMES):
-            column = replace(column, content="integer")
+            column = replace(column, content="integer", classes=classes.get(field.name))
         elif types.is_floating(kind):
             column = replace(column, content="number")
         elif is_numbers(field.type):
@@ -332,4 +332,6 @@ def _numbered(layout: Layout, table: Table, mapped: Mapping[str, str]) -> Layout
             f"column {name!r} of {table.label} holds integers as strings, such as {integers[0]!r:.100}, which would be "
             f"numbered in the order of all strings: keep them by columns={{{name!r}: 'index'}}, or number them by 'cls'"
         )
-    return layout.with_classes(strings)
+    columns = list(layout.columns)
+    columns[layout.label] = replace(columns[layout.label], classes=tuple(sorted(strings)))
+    return replace(layout, columns=tuple(columns))

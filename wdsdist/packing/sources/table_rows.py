@@ -13,7 +13,7 @@ import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from wdsdist.curation.tables import Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.columns import Column, Layout, Member, suffix
+from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
 from wdsdist.samples.encoders import encode
 
@@ -108,28 +108,38 @@ def row_samples(
         name_of: returns where a row stands, by its number.
         size_of: returns the bytes of a file, by the number of the row that names it and its path.
     """
-    numbers = iter(rows)
+    numbers, key_column = iter(rows), layout.key
+    in_json = [number for number in layout.used if layout.is_object and layout.extensions[number] == "json"]
+    own = [number for number in layout.used if number != key_column and number not in in_json]
+    forms = [(number, layout.columns[number], layout.extensions[number], layout.is_file(number)) for number in own]
+    entries = [(number, layout.columns[number]) for number in in_json]
     for batch in batches:
         values: list[Iterable[Any]] = [itertools.repeat(None)] * len(layout.columns)
         for column, arrow in zip(layout.used, batch.columns, strict=True):
             values[column] = _values(layout.columns[column], arrow)
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
-            key = "" if layout.key is None or row[layout.key] is None else str(row[layout.key])
+            key = "" if key_column is None or row[key_column] is None else str(row[key_column])
             try:
-                made = [_member(layout, member, row, finder) for member in layout.members]
+                members = list[tuple[str, Payload]]()
+                for position, column, extension, is_file in forms:
+                    if (member := _member(row[position], column, extension, finder, is_file=is_file)) is not None:
+                        members.append(member)
+                if entries:
+                    content = {column.name: _plain(column, row[position]) for position, column in entries}
+                    members.append(("json", _encoded("json", content, entries[0][1])))
                 members = [
                     (extension, FilePayload(data.path, size_of(number, data.path)))
                     if isinstance(data, FilePayload) else (extension, data)
-                    for extension, data in made if data is not None
+                    for extension, data in members
                 ]  # fmt: skip
                 if not members:
                     raise RowError("all values that could be a member are missing: remove the row")
-                if layout.key is not None:
-                    _check_key(key, layout.columns[layout.key].name)
+                if key_column is not None:
+                    _check_key(key, layout.columns[key_column].name)
             except RowError as error:
                 yield broken(key or numbered(number), SourceError(f"{name_of(number)}: {error}"))
             else:
-                yield numbered(number) if layout.key is None else key, sorted(members, key=lambda member: member[0])
+                yield numbered(number) if key_column is None else key, sorted(members, key=lambda member: member[0])
 
 
 def _values(column: Column, arrow: Any) -> Iterable[Any]:
@@ -153,24 +163,22 @@ def _numbers(value: Any) -> Any:
     return value.values.to_numpy(zero_copy_only=False)
 
 
-def _member(layout: Layout, member: Member, row: Sequence[Any], finder: Finder) -> tuple[str, Payload | None]:
-    """Return the extension and the data of a member, ``None`` for a missing value; a file has no size yet."""
-    column, value = layout.columns[member.columns[0]], row[member.columns[0]]
-    if member.form == "object":
-        parts = {layout.columns[number].name: _plain(layout.columns[number], row[number]) for number in member.columns}
-        return member.extension, _encoded("json", parts, column)
+def _member(value: Any, column: Column, extension: str, finder: Finder, *, is_file: bool) -> tuple[str, Payload] | None:
+    """Return the extension and the data of a member, or ``None`` for a missing value; a file has no size yet."""
     if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
         if value["bytes"] is None and value["path"] is not None:
-            return member.extension, _file(value["path"], column, finder)
+            return extension, _file(value["path"], column, finder)
         value = value["bytes"]
-    if value is None or column.content == "bytes":
-        return member.extension, value
-    if member.form == "value":
-        return member.extension, _encoded(member.extension, _plain(column, value), column)
+    if value is None:
+        return None
+    if column.content == "bytes":
+        return extension, value
+    if not is_file:
+        return extension, _encoded(extension, _plain(column, value), column)
     own = suffix(value) if isinstance(value, str) else ""
-    if not own and member.extension.endswith("*"):
+    if not own and extension.endswith("*"):
         raise RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
-    return member.extension.replace("*", own), _file(value, column, finder)
+    return extension.replace("*", own), _file(value, column, finder)
 
 
 def _file(value: Any, column: Column, finder: Finder) -> FilePayload:
@@ -261,9 +269,7 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
     state, wrong, layouts = hashlib.sha256(), dict[int, LeftOut](), Counter[tuple[str, ...]]()
     sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
     weights, above = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep
-    most_files = sum(
-        member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
-    )
+    most_files = sum(layout.is_file(number) or layout.columns[number].content == "bytes" for number in layout.used)
 
     def leave_out(number: int, key: str, reason: str) -> None:
         if on_error == "raise":
