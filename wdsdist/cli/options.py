@@ -70,7 +70,24 @@ class Command(click.Command):
                     option = max(param.opts, key=len)
                     is_subject = message.startswith(f"{argument} ")
                     message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
-            raise click.ClickException(message) from error
+            raise click.ClickException(self.typed(message)) from error
+
+    def typed(self, message: str) -> str:
+        """Return a message with its advice as it is typed: ``--on-error skip`` in place of ``on_error='skip'``."""
+        for param in self.params:
+            if not isinstance(param, click.Option) or param.multiple:
+                continue
+            option, argument = max(param.opts, key=len), f" {param.name}="
+            if param.is_flag:
+                message = message.replace(f"{argument}True", f" {option}")
+                for negation in param.secondary_opts:
+                    message = message.replace(f"{argument}False", f" {negation}")
+            elif isinstance(param.type, click.Choice):
+                for choice in param.type.choices:
+                    message = message.replace(f"{argument}{choice!r}", f" {option} {choice}")
+            elif param.type is click.STRING:
+                message = message.replace(argument, f" {option} ").replace(f" {option} ,", f" {option},")
+        return message
 
 
 def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Command]:

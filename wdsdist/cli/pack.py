@@ -176,8 +176,9 @@ def _pack(
 
 
 def _say_recognised(found: Recognised, *, err: bool = False) -> None:
+    command: Any = click.get_current_context().command
     for line in found.lines:
-        say(line.replace("class_folders=True", "--class-folders"), err=err)
+        say(command.typed(line), err=err)
 
 
 def _progress(state: PackProgress, first: PackProgress, seconds: float) -> str:
