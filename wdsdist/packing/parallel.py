@@ -66,9 +66,9 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
 
 
 def write_planned(
-    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress
+    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress, first: int
 ) -> list[WrittenShard]:
-    """Write the shards of a plan that are not there yet, and return all of them in order.
+    """Write the shards of a plan that are not there yet, the first with the number ``first``; return all, in order.
 
     ``job`` is the one on record at the place, by which workers elsewhere recognise it.
 
@@ -78,8 +78,8 @@ def write_planned(
     done: dict[int, WrittenShard] = {}
     progress = PackProgress(0, len(source), 0, len(plan), 0, sum(sizes), len(contents.left_out))
     present = place.sizes()
-    for number, count in enumerate(counts):
-        name = plan.name(number)
+    names = [shard_name(first + number, options.compress) for number in range(len(plan))]
+    for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         index = whole_index(place, name, present.get(name), options.on_error)
         if index is not None and index.num_samples + len(index.left_out) == count:
             done[number] = WrittenShard.of(name, index)
@@ -98,7 +98,7 @@ def write_planned(
 
     def submitted(executor: Executor, number: int) -> Future[WrittenShard]:
         samples = prepared(source.take(plan.samples(number)), options)
-        shard = plan.name(number), samples, source.location, options.on_error, options.compress
+        shard = names[number], samples, source.location, options.on_error, options.compress
         if lent is None:
             return executor.submit(write_shard, place, *shard)
         return executor.submit(_write_elsewhere, job, has_local_source, place, *shard)
@@ -164,8 +164,7 @@ def write_in_order(
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
     show(done)
     for number, samples in itertools.groupby(different(), shard_of):
-        # The name must not depend on how many there will be.
-        name = shard_name(first + number, 1, compressed=compressed is not None)
+        name = shard_name(first + number, compressed)
         shards.append(write_shard(place, name, samples, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)
