@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 
 # `make slow` looks at more examples of each property, and `--hypothesis-profile thorough` at many more.
-settings.register_profile("few", deadline=None, print_blob=True, max_examples=20, derandomize="CI" in os.environ)
+settings.register_profile("few", deadline=None, print_blob=True, max_examples=12, derandomize="CI" in os.environ)
 settings.register_profile("more", settings.get_profile("few"), max_examples=50)
 settings.register_profile("thorough", settings.get_profile("few"), max_examples=500)
 settings.load_profile("few")

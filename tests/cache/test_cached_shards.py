@@ -18,6 +18,7 @@ import pytest
 import wdsdist
 from tests.cache.conftest import SAMPLES, SHARDS, SIZE, member
 from tests.support.heard import heard
+from tests.support.policies import use_policy
 from tests.support.programs import command
 from tests.support.sources import Shards
 from tests.support.stores import used, watched
@@ -30,7 +31,6 @@ from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError
 from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import Manifest
-from wdsdist.storage import RequestPolicy, use_policy
 
 
 def of(*samples: int, labels: bool = False) -> Callable[[ShardIndex], Int64s]:
@@ -212,7 +212,7 @@ def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(
             copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
             assert copy is not None
             stack.enter_context(copy.chunks.claimed(np.arange(copy.chunks.num_chunks)))
-        stack.enter_context(use_policy(RequestPolicy(first_warning=0.05, next_warning=0.05)))
+        stack.enter_context(use_policy(first_warning=0.05, next_warning=0.05))
         lines = stack.enter_context(heard(lambda _: None))
         with pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"):
             shards.source.open({0: of(9)})
@@ -253,7 +253,7 @@ def limit(remote: Manifest) -> int:
     return 3 * room_of(int(remote.sizes[0]), 8000)
 
 
-@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize("is_limited", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
     web: Web, tmp_path: Path, limit: int, is_limited: bool
 ) -> None:

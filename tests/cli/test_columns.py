@@ -22,21 +22,22 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
-def test_columns_are_added(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+def test_columns_are_added(wdsdist: Run, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "meta.csv").write_text("id,score\n001,0.5\n002,0.9\n002,0.1\nzzz,1\n")
     arguments = ("--field", "json.width", "--join", tmp_path / "meta.csv", "--on", "key=id")
     run = wdsdist("columns", shards, *arguments)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert lines[:3] == [
+    assert lines == [
+        "json.width: int, 4 values, 2 missing",
         "score: float, 2 values, 4 missing",
-        f"joined {tmp_path / 'meta.csv'} by key: rows 4, 1 of them without a sample, 1 with the key of an earlier "
-        f"row; samples matched 2, 4 without a row",
         f"columns: in {shards / 'columns'}",
     ]
-    assert "json.width: int, 4 values, 2 missing, 1 of them in members that cannot be read, such as 0.tar: 004: " in (
-        run.stderr
-    )
+    assert (
+        f"joined {tmp_path / 'meta.csv'} by key: rows 4, 1 of them without a sample, 1 with the key of an earlier row; "
+        f"samples matched 2, 4 without a row"
+    ) in caplog.text
+    assert "json.width: the members of 1 sample cannot be read, and have no value, such as 0.tar: 004: " in caplog.text
 
 
 def test_what_is_asked_for_wrongly_is_one_line(wdsdist: Run, shards: Path) -> None:

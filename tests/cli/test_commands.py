@@ -217,7 +217,8 @@ class TestLs:
 
         with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
             tar.addfile(tarfile.TarInfo("caf\xe9.txt"))
-        assert lines(process("ls", "--samples", tmp_path / "a.tar")) == ["0\tcaf\udce9\ta.tar\ttxt (0 B)"]
+        listed = lines(process("ls", "--samples", tmp_path / "a.tar"))
+        assert listed == [f"0\tcaf\udce9\t{tmp_path / 'a.tar'}\ttxt (0 B)"]
 
 
 class TestCat:

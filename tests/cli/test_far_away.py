@@ -14,7 +14,7 @@ from PIL import Image
 import wdsdist
 from tests.support.heard import heard
 from tests.support.memory_store import Fault, MemoryStore
-from wdsdist import storage
+from tests.support.policies import use_policy
 from wdsdist.cli import _wdsdist
 
 SHARDS, SAMPLES = 3, 21  # odd: the middle of a shard, where faults are, lies in a photo
@@ -52,8 +52,8 @@ def run(*words: object) -> Result:
 
 def test_a_command_says_what_it_waits_for_while_a_store_does_not_answer(store: MemoryStore) -> None:
     store.plant(Fault("train/index.json", "stall"))
-    soon = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
-    with storage.use_policy(soon), heard(lambda _: store.heal()) as lines:
+    soon = {"first_warning": 0.02, "next_warning": 0.02}
+    with use_policy(**soon), heard(lambda _: store.heal()) as lines:
         assert not run("info", f"{store.url}/train").exit_code
     assert lines[0].startswith(f"still waiting for {store.url}/train/index.json (")
 

@@ -219,7 +219,8 @@ def test_a_view_is_made_again_by_its_recorded_way_with_the_views_that_it_was_mad
     (tmp_path / "optout.txt").write_text("007\n011\n")
     even = data.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt").save(tmp_path / "odd")
     half = wdsdist.open(even).split(a=0.5, b=0.5)[1].save(tmp_path / "half")
-    last = wdsdist.open(half).select(exclude=["013"]).repeat("json.n").explode(2).save(tmp_path / "last")
+    [left_out, *_] = keys(wdsdist.open(half))
+    last = wdsdist.open(half).select(exclude=[left_out]).repeat("json.n").explode(2).save(tmp_path / "last")
     grown(tmp_path / "data", range(40, 60))
     (tmp_path / "optout.txt").write_text("007\n011\n041\n")
     with pytest.raises(ArgumentError, match="run `wdsdist columns` on it"):
@@ -231,7 +232,7 @@ def test_a_view_is_made_again_by_its_recorded_way_with_the_views_that_it_was_mad
     assert keys(wdsdist.open(even)) == keys(expected)
     expected = expected.split(a=0.5, b=0.5)[1]
     assert keys(wdsdist.open(half)) == keys(expected)
-    assert keys(wdsdist.open(last)) == keys(expected.select(exclude=["013"]).repeat("json.n").explode(2))
+    assert keys(wdsdist.open(last)) == keys(expected.select(exclude=[left_out]).repeat("json.n").explode(2))
 
 
 def test_a_view_that_holds_no_way_to_make_it_again_is_refused(tmp_path: Path) -> None:

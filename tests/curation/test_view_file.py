@@ -122,7 +122,7 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
 def test_a_part_that_its_record_lacks_is_refused(folder: Path) -> None:
     view = wdsdist.open(folder).explode(2)
     assert view.picks is not None
-    damaged = view.with_source(picks=replace(view.picks, totals=np.ones_like(view.picks.totals)))
+    damaged = view.with_source(picks=replace(view.picks, parts=np.ones_like(view.picks.parts)))
     with pytest.raises(IndexFormatError, match="it names parts that a record does not have"):
         damaged.parts_of(np.array([0]), np.array([1]))
     with pytest.raises(IndexFormatError, match="it names parts that a record does not have"):

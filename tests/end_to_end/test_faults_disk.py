@@ -15,19 +15,7 @@ from wdsdist.errors import CacheError
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "workers",
-    [
-        0,
-        pytest.param(
-            2,
-            marks=pytest.mark.xfail(
-                reason="with workers, a catalog that was written on a full disk may lack copies: open fault",
-                strict=False,
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_full_disk_is_an_error_and_the_next_run_goes_on(
     web: Store, stored: Path, tmp_path: Path, workers: int
 ) -> None:

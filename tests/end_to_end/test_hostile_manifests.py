@@ -221,7 +221,7 @@ def opened(world: World, operation: Callable[[str, World], None], *, remote: boo
     return world.outside(seen, remote=remote), done
 
 
-@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(entries | good, min_size=1, max_size=2),
     st.none() | st.none() | st.none() | urls,

@@ -21,6 +21,7 @@ from tests.support.web import Answer, Asked, answering
 from wdsdist import StreamingDataset, storage
 from wdsdist.diagnostics.verify import Damage, repair, verify
 from wdsdist.errors import ArgumentError
+from wdsdist.storage.urls import options_for, store_of
 
 SECRET = "hush-4711"
 ENCODED = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -111,10 +112,10 @@ def test_a_redirect_to_another_store_takes_no_options_along(
 
 def test_a_redirect_from_https_to_http_of_the_same_host_is_to_another_store() -> None:
     named = storage.named(KEY, ["https://host/train"])
-    assert storage.options_for("https://host:443/a.tar", named) == KEY
+    assert options_for("https://host:443/a.tar", named) == KEY
     for elsewhere in ("http://host/a.tar", "https://host:8443/a.tar", "https://host.evil/a.tar",
                       "https://host@evil/a.tar", "https://evil/host/a.tar", "s3://host/a.tar"):  # fmt: skip
-        assert storage.options_for(elsewhere, named) == {}, elsewhere
+        assert options_for(elsewhere, named) == {}, elsewhere
 
 
 def test_each_location_of_a_list_is_named(stores: Stores, tmp_path: Path) -> None:
@@ -156,9 +157,7 @@ def test_a_damaged_shard_is_mended_from_another_store_without_options_of_the_fir
     # Options of a local data set can be for the source only.
     assert repair(tmp_path, damage, source=stores.one, storage_options=KEY)[0].done
     assert all(map(has_secret, stores.asked_one))
-    named = type(manifest).of(
-        str(tmp_path), manifest.shards, storage_options=KEY, stores=(storage.store_of(stores.one),)
-    )
+    named = type(manifest).of(str(tmp_path), manifest.shards, storage_options=KEY, stores=(store_of(stores.one),))
     assert repair(named, damage, source=stores.other)[0].done
     stores.check()
 

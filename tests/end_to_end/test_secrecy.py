@@ -20,6 +20,7 @@ import pytest
 import wdsdist
 from tests.support import tars
 from tests.support.memory_store import Fault, MemoryStore
+from tests.support.policies import use_policy
 from tests.support.sources import Shards
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
@@ -28,8 +29,7 @@ from wdsdist.errors import WdsdistError
 from wdsdist.packing import sources
 from wdsdist.shards import scan_remote as remotetar
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.storage import Deadline, Failure, RequestPolicy, use_policy
-from wdsdist.storage.failures import mapped
+from wdsdist.storage import Deadline
 
 TOKEN = secrets.token_hex(16)
 LOUD = logging.getLogger("test.secrecy")
@@ -69,7 +69,7 @@ def check(call: Callable[[], object], *kinds: type[Exception]) -> None:
 
 @pytest.fixture(autouse=True)
 def little_patience() -> Iterator[None]:
-    with use_policy(RequestPolicy(patience=0.2, download_patience=0.2, first_pause=0.02)):
+    with use_policy(patience=0.2, download_patience=0.2, first_pause=0.02):
         yield
 
 
@@ -167,8 +167,7 @@ def test_what_cannot_be_opened_keeps_neither_location_nor_options(tmp_path: Path
 
 def test_errors_stay_alone_in_handlers_threads_and_coroutines() -> None:
     def fail() -> None:
-        with mapped("s3://bucket/a.tar"):
-            raise ConnectionError(f"https://host/a.tar?signature={TOKEN}")
+        storage.read(f"{store.url}/a.tar", deadline=Deadline(0.1))
 
     def handle() -> None:
         try:
@@ -179,9 +178,10 @@ def test_errors_stay_alone_in_handlers_threads_and_coroutines() -> None:
     async def wait() -> None:
         fail()
 
-    with ThreadPoolExecutor(1) as pool:
+    with MemoryStore({"a.tar": b""}) as store, ThreadPoolExecutor(1) as pool:
+        store.plant(Fault("*", "error", error=ConnectionError(f"https://host/a.tar?signature={TOKEN}")))
         for call in (fail, handle, lambda: asyncio.run(wait()), lambda: pool.submit(fail).result()):
-            check(call, Failure)
+            check(call, WdsdistError)
 
 
 def test_what_verify_finds_names_no_signed_url(tmp_path: Path) -> None:

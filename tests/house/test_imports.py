@@ -143,7 +143,7 @@ def reference() -> dict[str, str]:
     apart = (
         "wdsdist.batching.values.",
         "wdsdist.integrations.transformers.",
-        "wdsdist.samples.images.transforms.",
+        "wdsdist.samples.images.",
         "wdsdist.samples.marks.",
         "wdsdist.media.clips.",
     )

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.support.heard import heard
+from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
-from wdsdist import StreamingDataLoader, StreamingDataset, storage
+from wdsdist import StreamingDataLoader, StreamingDataset
 
-SOON = storage.RequestPolicy(first_warning=0.05, next_warning=0.05)
+SOON = {"first_warning": 0.05, "next_warning": 0.05}
 
 
 class Stalled:
@@ -51,7 +52,7 @@ def test_a_process_that_reads_names_the_shard_that_it_waits_for(stalled: Stalled
         if "003.tar (" in line and "attempt" in line:  # not when another thread fetches its index
             stalled.released.set()
 
-    with storage.use_policy(SOON), heard(release) as lines:
+    with use_policy(**SOON), heard(release) as lines:
         assert play(stalled.url, 0) == 100
     (line,) = [line for line in lines if "003.tar (" in line and "attempt" in line][:1]
     assert line.startswith(f"still waiting for {stalled.url}/003.tar (")
@@ -65,7 +66,7 @@ def test_a_rank_names_the_worker_that_it_waits_for(shards: Path) -> None:
         go_on.wait()
         return sample
 
-    with storage.use_policy(SOON), heard(lambda _: go_on.set()) as lines:
+    with use_policy(**SOON), heard(lambda _: go_on.set()) as lines:
         assert play(shards, 1, transform=slow) == 100
     assert "s for data from worker 0 (pid " in lines[0]
     assert lines[0].startswith("rank 0 has waited ")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from tests.support.media import recording, samples_of, tone, video
-from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.audio import decode_audio, read_audio
+from wdsdist.errors import SampleError
+from wdsdist.media.clips import decode_audio
 from wdsdist.transforms import AudioClip
 
 pytest.importorskip("av")
@@ -109,48 +107,8 @@ def test_the_sound_of_a_video_is_read_as_well() -> None:
     assert AudioClip(1, 8000, at=1, short="error")(data).shape == (1, 8000)
 
 
-# Files that are bad
-
-
-@pytest.mark.parametrize("kind", ["flac", "wav", "mp3", "m4a"])
-def test_a_recording_that_is_cut_short_is_bad(kind: str) -> None:
-    data = recording(*KINDS[kind])
-    with pytest.raises(SampleError):
-        decode_audio(data[: int(0.6 * len(data))])
-    with pytest.raises(SampleError):
-        AudioClip(1, at=1)(data[: int(0.6 * len(data))])
-
-
-def test_noise_in_a_recording_makes_it_bad() -> None:
-    data = bytearray(recording())
-    data[len(data) // 2 : len(data) // 2 + 200] = np.random.default_rng(0).bytes(200)
-    with pytest.raises(SampleError, match="a frame of it is damaged"):
-        decode_audio(bytes(data))
-
-
-@pytest.mark.parametrize("data", [b"", b"no sound", video(3)])
-def test_what_holds_no_audio_is_bad(data: bytes) -> None:
-    with pytest.raises(SampleError, match=r"PyAV does not read it|there is no audio in it"):
-        decode_audio(data)
-
-
 def test_a_small_file_of_many_samples_is_refused() -> None:
     data = recording(seconds=5)
     with pytest.raises(SampleError, match=r"more than 100,000 samples in all channels: read a part"):
-        read_audio(data, max_samples=100_000)
+        AudioClip(max_samples=100_000)(data, 0)
     assert AudioClip(0.5, at=0.9, max_samples=100_000)(data).shape == (1, 24_000)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"seconds": 0}, "seconds is 0: it must be between"),
-        ({"rate": 8}, "rate is 8"),
-        ({"channels": 3}, "channels is 3: it must be 1, 2 or None"),
-        ({"at": -1}, "at is -1"),
-        ({"short": "loop"}, "short is 'loop'"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        AudioClip(**how)

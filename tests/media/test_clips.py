@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ import torch
 
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.containers import Place, Track, opened
-from wdsdist.media.video import ClipReader
-from wdsdist.transforms import Clip, RandomResizedCrop
+from wdsdist.media.clips import Place
+from wdsdist.media.containers import Track, opened
+from wdsdist.samples.marks import WHOLE
+from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
 
 pytest.importorskip("av")
 
@@ -42,9 +43,9 @@ VIDEOS = {
 }  # fmt: skip
 
 
-def clip_of(data: bytes, seed: int = 0, **how: Any) -> Pixels:
+def clip_of(data: bytes, seed: int = 0, *, part: int = 0, parts: int = 1, **how: Any) -> Pixels:
     """Return a clip as [frames, height, width, 3]."""
-    return Clip(**how)(memoryview(data), seed).permute(0, 2, 3, 1).numpy()
+    return Clip(**how)(memoryview(data), seed, part=part, parts=parts).permute(0, 2, 3, 1).numpy()
 
 
 def place_of(clip: Pixels, frames: Sequence[Pixels], stride: int) -> int:
@@ -72,11 +73,17 @@ def test_a_clip_is_every_third_frame_of_the_video_from_somewhere_on(kind: str) -
     assert least <= place_of(clip_of(data, frames=5, stride=3, at=1), frames, 3) <= 67
 
 
-def test_clips_begin_at_every_frame_from_which_they_fit() -> None:
-    data = video(15, options=X264)
+@pytest.mark.parametrize(
+    ("data", "how", "places"),
+    [
+        (video(15, options=X264), {"frames": 4, "stride": 3}, range(6)),
+        # Its sound ends later.
+        (video(30, container="matroska", options=X264, seconds_of_sound=4), {"frames": 4, "stride": 8}, range(6)),
+    ],
+)
+def test_clips_begin_at_every_frame_from_which_they_fit(data: bytes, how: dict[str, Any], places: range) -> None:
     frames = frames_of(data)
-    places = [place_of(clip_of(data, seed, frames=4, stride=3), frames, 3) for seed in range(60)]
-    assert {*places} == {*range(6)}
+    assert {place_of(clip_of(data, seed, **how), frames, how["stride"]) for seed in range(60)} == {*places}
 
 
 @pytest.mark.parametrize("kind", ["H.264 with B-frames", "H.264 in a transport stream", "fragments"])
@@ -85,19 +92,15 @@ def test_clips_as_long_as_a_part_cover_a_video_once(kind: str, how: dict[str, An
     data = video(40, **{"container": "mp4", **VIDEOS[kind]})
     frames = frames_of(data)
     for at in (0, 1):
-        clip = Clip(10, at=at, **how)
-        found = [clip(data, part=part, parts=4).permute(0, 2, 3, 1).numpy() for part in range(4)]
-        assert [place_of(one, frames, 1) for one in found] == [0, 10, 20, 30]
+        clips = [clip_of(data, frames=10, at=at, part=part, parts=4, **how) for part in range(4)]
+        assert [place_of(clip, frames, 1) for clip in clips] == [0, 10, 20, 30]
 
 
 def test_a_clip_lies_in_its_part_or_contains_it() -> None:
     data = video(40, options=X264)
     frames = frames_of(data)
     for length, first, last in ((4, 10, 16), (16, 4, 10)):
-        places = {
-            place_of(Clip(length)(data, seed, part=1, parts=4).permute(0, 2, 3, 1).numpy(), frames, 1)
-            for seed in range(20)
-        }
+        places = {place_of(clip_of(data, seed, frames=length, part=1, parts=4), frames, 1) for seed in range(20)}
         assert len(places) > 3
         assert places <= {*range(first, last + 1)}
 
@@ -109,13 +112,8 @@ def test_frames_at_a_rate_are_those_that_are_shown_then() -> None:
         shown = [max(n for n, time in enumerate(UNEVEN) if time <= first + number * 30 / 8) for number in range(10)]
         clip = clip_of(data, frames=10, fps=8, at=at)
         assert [next(n for n, one in enumerate(frames) if np.array_equal(one, frame)) for frame in clip] == shown
-
-
-def test_a_rate_above_that_of_the_video_repeats_frames() -> None:
-    data = video(10)
-    frames = frames_of(data)
-    clip = clip_of(data, frames=6, fps=60, at=0)
-    assert all(np.array_equal(clip[number], frames[number // 2]) for number in range(6))
+    repeated, frames = clip_of(video(10), frames=6, fps=60, at=0), frames_of(video(10))
+    assert all(np.array_equal(repeated[number], frames[number // 2]) for number in range(6))
 
 
 @pytest.mark.parametrize("how", [{"stride": 4}, {"fps": 7.5}])
@@ -127,12 +125,6 @@ def test_the_last_frame_of_a_short_video_is_repeated_or_it_is_bad(how: dict[str,
     with pytest.raises(SampleError, match=r"a video of 10 frames, 0\.333 s, is too short"):
         clip_of(data, frames=5, short="error", **how)
     assert len(clip_of(data, frames=3, short="error", **how)) == 3
-
-
-def test_a_clip_of_a_video_that_ends_before_its_sound_lies_in_the_video() -> None:
-    data = video(30, container="matroska", options=X264, seconds_of_sound=4)
-    frames = frames_of(data)
-    assert {place_of(clip_of(data, seed, frames=4, stride=2), frames, 2) for seed in range(12)} <= {*range(24)}
 
 
 class Watched:
@@ -157,8 +149,7 @@ def test_only_what_a_clip_needs_is_read(container: str) -> None:
     taken: list[int] = []
     with opened(watched, "") as file:
         track = Track(file, "video", len(data))
-        reader = ClipReader.of(track, lambda frame, places: taken.extend(places), frames=4, stride=2, fps=None)
-        reader.read(Place(0.7), may_repeat=False)
+        Clip(4, stride=2)._read(track, Place(0.7, WHOLE), lambda frame, places: taken.extend(places))
     assert taken == [0, 1, 2, 3]
     assert len(data) > 2_000_000
     assert watched.asked < len(data) / 4
@@ -246,15 +237,18 @@ def test_noise_in_a_video_makes_it_bad() -> None:
             clip_of(bytes(data), frames=20, size=32)
 
 
-@pytest.mark.parametrize("data", [b"", b"no video", b"\0" * 5000])
-def test_what_is_no_video_is_bad(data: bytes) -> None:
-    with pytest.raises(SampleError, match="PyAV does not read it"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "PyAV does not read it"),
+        (b"no video", "PyAV does not read it"),
+        (b"\0" * 5000, "PyAV does not read it"),
+        (video(5, container="h264"), r"put it into a container, as `ffmpeg -c copy x\.mp4`"),
+    ],
+)
+def test_what_is_no_video_is_bad(data: bytes, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
         clip_of(data, frames=1)
-
-
-def test_a_stream_without_times_is_refused_with_the_way_out() -> None:
-    with pytest.raises(SampleError, match=r"ffmpeg -c copy x\.mp4"):
-        clip_of(video(5, container="h264"), frames=1)
 
 
 def test_an_error_of_the_transform_of_its_frames_is_told_as_such() -> None:
@@ -283,23 +277,24 @@ def test_a_large_frame_is_not_decoded_to_open_a_video() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("call", "message"),
     [
-        ({"frames": 0}, ArgumentError, "frames is 0"),
-        ({"frames": 2, "stride": 0}, ArgumentError, "stride is 0"),
-        ({"frames": 2, "stride": 1, "fps": 2}, ArgumentError, "give one of them"),
-        ({"frames": 2, "fps": 0}, ArgumentError, "fps is 0: it must be between 0.001 and"),
-        ({"frames": 2, "fps": "8"}, ArgumentError, "fps is '8'"),
-        ({"frames": 2, "at": 1.5}, ArgumentError, "at is 1.5"),
-        ({"frames": 2, "short": "wrap"}, ArgumentError, "short is 'wrap'"),
-        ({"frames": 2, "size": 0}, ArgumentError, "size is 0"),
+        (lambda: Clip(0), "frames is 0"),
+        (lambda: Clip(2, stride=0), "stride is 0"),
+        (lambda: Clip(2, stride=1, fps=2), "give one of them"),
+        (lambda: Clip(2, fps=0), "fps is 0: it must be a number between 0.001 and"),
+        (lambda: Clip(2, fps="8"), "fps is '8'"),
+        (lambda: Clip(2, at=1.5), "at is 1.5"),
+        (lambda: Clip(2, short="wrap"), "short is 'wrap'"),
+        (lambda: Clip(2, size=0), "size is 0"),
+        (lambda: Clip(1)(video(5)), "seed is None"),
+        (lambda: AudioClip(0), "seconds is 0: it must be a number between"),
+        (lambda: AudioClip(rate=8), "rate is 8"),
+        (lambda: AudioClip(channels=3), "channels is 3: it must be 1, 2 or None"),
+        (lambda: AudioClip(at=-1), "at is -1"),
+        (lambda: AudioClip(short="loop"), "short is 'loop'"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(how: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Clip(**how)
-
-
-def test_a_random_clip_needs_a_seed() -> None:
-    with pytest.raises(ArgumentError, match="seed is None"):
-        Clip(1)(video(5))
+def test_arguments_that_cannot_work_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()

@@ -27,12 +27,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed(tmp_path_factory.mktemp("media"), {})
 
 
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, with the video of sample 0 and the recording of sample 1 cut short."""
-    return packed(tmp_path_factory.mktemp("bad"), {("mp4", 0), ("flac", 1)})
-
-
 def packed(folder: Path, cut: Collection[tuple[str, int]]) -> Path:
     film, sound = video(40, options=(("g", "12"), ("bf", "3"))), recording(seconds=2, channels=1, rate=16_000)
     samples = (
@@ -73,20 +67,14 @@ def test_clips_are_the_same_in_any_world_and_after_a_resume(shards: Path) -> Non
         found |= taken(resumed)
     assert found.keys() == expected.keys()
     assert all(one.equal(other) for key in found for one, other in zip(found[key], expected[key], strict=True))
-
-
-def test_another_epoch_takes_other_clips(shards: Path) -> None:
-    loader = StreamingDataLoader(dataset(shards), batch_size=4, num_workers=0)
-    first = taken(loader)
     loader.set_epoch(1)
-    assert not taken(loader)[5][0].equal(first[5][0])
+    assert not taken(loader)[5][0].equal(expected[5][0])
 
 
-def test_bad_files_are_an_error_that_names_the_member_or_are_replaced(bad: Path) -> None:
-    data = StreamingDataset(bad, decode=DECODE, shuffle=False)
-    places = [number for number in range(24) if StreamingDataset(bad, fields=("cls",))[number]["cls"] in (b"0", b"1")]
+def test_bad_files_are_an_error_that_names_the_member_or_are_replaced(tmp_path: Path) -> None:
+    bad = packed(tmp_path, {("mp4", 0), ("flac", 1)})
     with pytest.raises(SampleError, match=r"\.tar: member \d\d\.(mp4|flac): .*on_error=\"replace\""):
-        data[places[0]]
+        list(StreamingDataset(bad, decode=DECODE))
     replacing = dataset(bad, on_error="replace", error_budget=0.5)
     assert taken(StreamingDataLoader(replacing, batch_size=4, num_workers=0)).keys() == {*range(2, 24)}
 

@@ -13,13 +13,12 @@ import pytest
 from PIL import Image, ImageCms
 
 from tests.support.packing import packed_members
-from tests.support.photos import encode, exif, photo, psnr
+from tests.support.photos import decode_rgb, encode, exif, photo, psnr
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing import pack as pack_with
 from wdsdist.packing.options import Images
 from wdsdist.packing.reencoding import reencoded
-from wdsdist.samples.images.decode import decode_rgb
 from wdsdist.shards.manifest import Manifest
 
 PHOTO = photo(300, 400)

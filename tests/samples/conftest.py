@@ -17,7 +17,7 @@ def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         for package in ("simplejpeg", "cv2"):
             monkeypatch.setitem(sys.modules, package, None)
     decode._optional.cache_clear()
-    decode._opencv.cache_clear()
+    decode.opencv.cache_clear()
     yield request.param
     decode._optional.cache_clear()
-    decode._opencv.cache_clear()
+    decode.opencv.cache_clear()

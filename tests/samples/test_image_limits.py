@@ -16,13 +16,13 @@ from PIL import Image
 
 import wdsdist
 from tests.support import forked
-from tests.support.photos import encode, photo
+from tests.support.photos import decode_rgb, encode, photo
 from tests.support.programs import command
 from tests.support.tars import plain_tar
 from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
-from wdsdist.samples.images.decode import DecodeImage, decode_rgb, image_size
+from wdsdist.samples.images.decode import DecodeImage, EncodedImage
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
 
 SMALL = photo(20, 30)
@@ -71,9 +71,9 @@ def ways(**options: Any) -> dict[str, Callable[[bytes], Any]]:
     """Everything that makes pixels of bytes."""
     crop, centre = RandomResizedCrop(16, **options), ResizeCenterCrop(16, resize=16, **options)
     found: dict[str, Callable[[bytes], Any]] = {
-        "image_size": lambda data: image_size(data, **options),
-        "decode_rgb": lambda data: decode_rgb(data, **options),
-        "half": lambda data: decode_rgb(data, min_width=1, min_height=1, **options),
+        "size": lambda data: EncodedImage(data, **options).size,
+        "pixels": lambda data: EncodedImage(data, **options).decode(),
+        "half": lambda data: EncodedImage(data, **options).decode(1, 1),
         "RandomResizedCrop": lambda data: crop(data, 0),
         "ResizeCenterCrop": centre,
     }
@@ -113,22 +113,6 @@ def test_max_pixels_is_the_limit_of_every_decoder(kind: str, monkeypatch: pytest
             SampleError, match=r"an image has 30 x 20 pixels, more than max_pixels, 599: raise max_pixels"
         ):
             way(data)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda most: RandomResizedCrop(8, max_pixels=most),
-        lambda most: ResizeCenterCrop(8, max_pixels=most),
-        lambda most: DecodeImage("rgb8", max_pixels=most),
-        lambda most: decode_rgb(b"", max_pixels=most),
-    ],
-)
-def test_a_limit_that_cannot_be_is_refused(make: Callable[[Any], Any]) -> None:
-    with pytest.raises(ArgumentError, match="max_pixels is 0"):
-        make(0)
-    with pytest.raises(ArgumentError, match="max_pixels is 'all'"):
-        make("all")
 
 
 def test_a_data_set_takes_a_limit_and_names_shard_and_member(tmp_path: Path) -> None:

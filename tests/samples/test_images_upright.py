@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tests.support.photos import encode, exif, photo, psnr
-from wdsdist.packing.options import Images
-from wdsdist.packing.reencoding import reencoded
+from tests.support.photos import decode_rgb, encode, exif, image_size, photo, psnr
 from wdsdist.samples.images import header
-from wdsdist.samples.images.decode import DecodeImage, decode_rgb, image_size
+from wdsdist.samples.images.decode import DecodeImage
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
 pytestmark = pytest.mark.usefixtures("packages")
@@ -74,17 +72,6 @@ def test_a_jpeg_is_decoded_at_a_scale_that_suffices_its_upright_sides(turn: int)
     width, height = image_size(data)
     assert decode_rgb(data, min_width=width // 2, min_height=height // 4).shape[:2] == (height // 2, width // 2)
     assert decode_rgb(data, min_width=width // 4, min_height=height // 4).shape[:2] == (height // 4, width // 4)
-
-
-@pytest.mark.parametrize("side", [80, 1000])
-@pytest.mark.parametrize("turn", [1, 3, 6, 7])
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_image_that_was_scaled_down_decodes_to_the_same_picture(kind: str, turn: int, side: int) -> None:
-    data = turned(turn, kind)
-    packed = reencoded(data, Images(max_side=side, quality=95))
-    small = Image.fromarray(expected(data))
-    small.thumbnail((side, side))
-    assert psnr(decode_rgb(packed), np.asarray(small)) > 25
 
 
 @pytest.mark.parametrize("kind", ["png", "tiff"])

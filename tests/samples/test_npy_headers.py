@@ -47,15 +47,8 @@ def batch(data: StreamingDataset) -> torch.Tensor:
 @pytest.mark.parametrize(
     "member",
     [
-        headed("(-2, -3)", data=bytes(24)),
-        headed("(4294967296, 4294967296)"),
-        headed("(4611686018427387904, 4)"),
-        headed("(-1,)", data=bytes(4)),
         headed("(True, 3)", data=bytes(12)),
-        headed(f"({2**64},)"),
-        headed("(5,)", data=bytes(19)),
         headed("(1000000000000,)", data=bytes(8)),
-        headed("(2,)", "'|O'", data=bytes(16)),
         headed("(2.0,)", data=bytes(8)),
         headed("(2,)", "'<f4', 'more': 1", data=bytes(8)),
         headed("(" * 300 + ")" * 300),
@@ -99,6 +92,9 @@ descrs = st.sampled_from(
 
 
 @given(shapes, descrs, st.sampled_from(["False", "True", "0"]), st.integers(0, 40), st.sampled_from([1, 2, 3]))
+@example("(-2, -3)", "'<f4'", "False", 24, 1)
+@example("(4294967296, 4294967296)", "'<f4'", "False", 0, 1)
+@example("(2,)", "'|O'", "False", 16, 1)
 @example("(0, 4611686018427387904)", "'<f4'", "False", 0, 1)
 @example("(0, 4611686018427387904)", "'|u1'", "False", 0, 1)
 @example("(2, -2, -2)", "'|u1'", "False", 8, 2)

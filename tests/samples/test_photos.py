@@ -10,7 +10,7 @@ import wdsdist
 from tests.support.photos import encode, photo
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import SampleError
-from wdsdist.transforms import DecodeImage, RandomResizedCrop
+from wdsdist.transforms import RandomResizedCrop
 
 EXTENSIONS = ("jpg", "JPEG", "png", "Jpg")
 
@@ -47,13 +47,3 @@ def test_photos_of_several_shapes_are_an_error_with_the_crop_that_makes_them_ali
     dataset = StreamingDataset(shards, fields=("image",), decode="rgb8", on_error="replace")
     with pytest.raises(SampleError, match=r"'image' does not stack: .*\{'image': wdsdist\.transforms\.ResizeCenter"):
         list(StreamingDataLoader(dataset, batch_size=16, num_workers=0))
-
-
-def test_a_limit_of_pixels_is_an_argument_of_the_decoder(shards: Path) -> None:
-    decode = {"image": DecodeImage("rgb8", max_pixels=60 * 42)}
-    dataset = StreamingDataset(shards, fields=("image",), decode=decode)
-    raw = StreamingDataset(shards, fields=("image",))
-    numbers = {raw[number]["__key__"]: number for number in range(16)}
-    assert dataset[numbers["cat/0"]]["image"].shape == (40, 60, 3)
-    with pytest.raises(SampleError, match=r"max_pixels, 2,520: raise max_pixels of DecodeImage, or of the crop"):
-        dataset[numbers["dog/3"]]

@@ -13,9 +13,9 @@ import pytest
 
 import wdsdist
 from tests.support import tars
+from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
 from wdsdist.errors import IndexFormatError
-from wdsdist.storage import RequestPolicy, use_policy
 
 SLACK = 60.0
 """Seconds, on a busy machine."""
@@ -62,8 +62,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     (tmp_path / "a.tar").write_bytes(tars.plain_tar([(f"{number}.txt", b"text") for number in range(4)]))
     wdsdist.index(tmp_path)
     store = Store((tmp_path / "index.json").read_bytes())
-    soon = RequestPolicy(patience=1.0, first_pause=0.02)
-    with use_policy(soon), answering(store.answer) as (store.url, store.asked):
+    soon = {"patience": 1.0, "first_pause": 0.02}
+    with use_policy(**soon), answering(store.answer) as (store.url, store.asked):
         yield store
 
 

@@ -15,10 +15,11 @@ import pytest
 from tests.support import faults
 from tests.support.faults import Rule
 from tests.support.memory_store import Fault, Kind, MemoryStore
+from tests.support.policies import use_policy
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, use_policy
+from wdsdist.storage import Deadline, StorageOptions
 
 TOKEN = secrets.token_hex(16)
 PART = 1000
@@ -145,7 +146,7 @@ def back_end(request: pytest.FixtureRequest) -> Iterator[BackEnd]:
 
 @pytest.fixture(autouse=True)
 def small_parts_and_short_pauses() -> Iterator[None]:
-    with use_policy(RequestPolicy(part_bytes=PART, first_pause=0.02, patience=20.0)):
+    with use_policy(part_bytes=PART, first_pause=0.02, patience=20.0):
         yield
 
 
@@ -176,7 +177,7 @@ def test_a_range_is_read(back_end: BackEnd, start: int, stop: int) -> None:
 
 def test_a_range_beyond_the_end_is_an_error(back_end: BackEnd) -> None:
     with (
-        use_policy(RequestPolicy(patience=0.2, first_pause=0.02)),
+        use_policy(patience=0.2, first_pause=0.02),
         pytest.raises(StorageError, match=r"a\.tar cannot be read"),
     ):
         storage.read(back_end.a_tar, back_end.options, start=len(CONTENT) - 1, stop=len(CONTENT) + 1)
@@ -278,7 +279,7 @@ def test_a_file_of_another_size_is_not_accepted(back_end: BackEnd, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["error", "cut", "wrong-length", "stall"])
 def test_faults_that_pass_are_retried_to_the_same_bytes(back_end: BackEnd, tmp_path: Path, kind: Kind) -> None:
     fault(back_end, kind, times=2)
-    with use_policy(RequestPolicy(part_bytes=PART, first_pause=0.02, stall=0.3)):
+    with use_policy(part_bytes=PART, first_pause=0.02, stall=0.3):
         done = back_end.fetch(tmp_path / "a.tar", seconds=60)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
     assert done.retries >= 1

@@ -23,11 +23,12 @@ from tests.storage.conftest import read_ranges
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
 from tests.support.memory_store import Fault, MemoryStore
+from tests.support.policies import use_policy
 from tests.support.programs import command
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import DestinationError, StorageError
-from wdsdist.storage import Deadline, RequestPolicy, StorageOptions, Transfer, use_policy
+from wdsdist.storage import Deadline, StorageOptions, Transfer, engine
 from wdsdist.storage.store import connecting
 
 PART = 1 << 16
@@ -91,7 +92,7 @@ def remote(request: pytest.FixtureRequest) -> Remote:
 
 @pytest.fixture(autouse=True)
 def small_parts() -> Iterator[None]:
-    with use_policy(RequestPolicy(part_bytes=PART, first_pause=0.05)):
+    with use_policy(part_bytes=PART, first_pause=0.05):
         yield
 
 
@@ -153,7 +154,7 @@ MIXED = [
 
 def test_faults_that_pass_are_ridden_out_to_the_same_bytes(remote: Remote, tmp_path: Path) -> None:
     remote.proxy.rules(*MIXED)
-    with use_policy(RequestPolicy(part_bytes=PART, stall=0.5, first_pause=0.05)):
+    with use_policy(part_bytes=PART, stall=0.5, first_pause=0.05):
         done = remote.fetch(tmp_path / "a.tar", seconds=60)
     assert (tmp_path / "a.tar").read_bytes() == CONTENT
     count = remote.proxy.count(remote.path)
@@ -208,13 +209,16 @@ def test_a_download_that_is_left_writes_nothing_more(web: Remote) -> None:
     assert len(got) == count
 
 
-def test_late_bytes_of_a_blocked_back_end_are_not_written() -> None:
-    late, got = Fault("a.tar", "stall"), list[bytes]()
+def test_late_bytes_of_a_blocked_back_end_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, got, before = Fault("a.tar", "stall"), list[bytes](), set(threading.enumerate())
+    monkeypatch.setattr(engine, "_IDLE", 0.01)
+    monkeypatch.setitem(engine._pools, False, engine._Pool())
     with MemoryStore({"a.tar": b"content"}) as store:
         store.plant(late)
         with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
             assert late.reached.wait(10)
-        threads = [thread for thread in threading.enumerate() if thread.name == "wdsdist-storage"]
+        threads = [thread for thread in {*threading.enumerate()} - before if thread.name == "wdsdist-storage"]
+        assert threads
         late.release()
         for thread in threads:
             thread.join(10)
@@ -235,7 +239,7 @@ def test_what_is_fetched_ahead_takes_no_place_of_what_is_needed() -> None:
 def test_what_is_fetched_ahead_frees_its_thread_soon_if_the_store_fails(web: Remote) -> None:
     web.proxy.rules(Rule("status", 500))
     with (
-        use_policy(RequestPolicy(first_pause=0.01)),
+        use_policy(first_pause=0.01),
         storage.begin_ranges(
             web.location, [(0, PART)], lambda *_: None, deadline=Deadline(300), is_ahead=True
         ) as download,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import secrets
 import socket
 import threading
@@ -12,13 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
 from tests.storage.conftest import read_ranges
+from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import Deadline, RequestPolicy, use_policy
+from wdsdist.storage import Deadline, http
 
 A_TAR = (200, {"ETag": '"x"'}, b"content")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -29,7 +32,7 @@ def short_pauses_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    with use_policy(RequestPolicy(first_pause=0.01, patience=2.0, download_patience=2.0)):
+    with use_policy(first_pause=0.01, patience=2.0, download_patience=2.0):
         yield
 
 
@@ -42,6 +45,8 @@ def test_requests_share_one_connection_and_one_that_was_closed_is_replaced() -> 
         if closes.is_set():
             closes.clear()
             return None
+        if "range" in asked.headers:
+            return 206, {"Content-Range": "bytes 0-0/7"}, b"c"
         return (404, {}, b"no") if "none" in asked.path else A_TAR
 
     with answering(answer) as (url, _):
@@ -160,7 +165,7 @@ WRONG_BODIES: dict[str, tuple[Answer, str]] = {
 def test_a_body_that_is_not_what_was_asked_for_is_an_error_and_takes_no_memory(case: str) -> None:
     body, message = WRONG_BODIES[case]
     got: list[int] = []
-    with answering(lambda _: body) as (url, _), use_policy(RequestPolicy(first_pause=0.001, download_patience=0.2)):
+    with answering(lambda _: body) as (url, _), use_policy(first_pause=0.001, download_patience=0.2):
         tracemalloc.start()
         with pytest.raises(StorageError, match=message):
             read_ranges(f"{url}/a.tar", [(4, 8)], lambda start, piece: got.append(start), size=8)
@@ -170,20 +175,20 @@ def test_a_body_that_is_not_what_was_asked_for_is_an_error_and_takes_no_memory(c
     assert set(got) <= {4}
 
 
-def test_the_size_of_a_file_is_asked_for_by_a_byte_of_it_if_head_is_refused() -> None:
-    """As a URL that is signed for GET refuses it."""
-    answer_range = "bytes 0-0/7"
+SIZES: list[tuple[Answer, storage.Entry]] = [
+    ((206, {"Content-Range": "bytes 0-0/7", "ETag": '"x"'}, b"c"), storage.Entry("a.tar", 7, '"x"')),
+    ((206, {"Content-Range": "bytes 0-0/*"}, b"c"), storage.Entry("a.tar", -1, "")),  # not the size of the byte
+    ((200, {"Last-Modified": "today"}, b"content"), storage.Entry("a.tar", 7, "today")),
+    ((416, {"Content-Range": "bytes */0"}, b""), storage.Entry("a.tar", 0, "")),
+]
 
-    def answer(asked: Asked) -> Answer:
-        if asked.method == "HEAD":
-            return 403, {}, b""
-        return 206, {"Content-Range": answer_range, "ETag": '"x"'}, b"c"
 
-    with answering(answer) as (url, asked):
-        assert storage.stat(f"{url}/a.tar?signature=x") == storage.Entry("a.tar", 7, '"x"')
-        answer_range = "bytes 0-0/*"
-        assert storage.stat(f"{url}/a.tar").size == -1  # not the size of the byte
-    assert [each.headers.get("range") for each in asked[:2]] == [None, "bytes=0-0"]
+@pytest.mark.parametrize(("given", "entry"), SIZES)
+def test_the_size_of_a_file_is_asked_for_by_a_byte_of_it(given: Answer, entry: storage.Entry) -> None:
+    """For a URL that is signed for GET allows no other request."""
+    with answering(lambda _: given) as (url, asked):
+        assert storage.stat(f"{url}/a.tar?signature=x") == entry
+    assert [(each.method, each.headers["range"]) for each in asked] == [("GET", "bytes=0-0")]
 
 
 def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it(tmp_path: Path) -> None:
@@ -197,7 +202,7 @@ def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it(tmp_
         read_ranges(f"{url}/a.tar", [(0, 7)], lambda _, piece: whole.append(bytes(piece)), size=7)
         read_ranges(f"{url}/a.tar", [(0, None)], lambda _, piece: whole.append(bytes(piece)))
         for size in (7, None):
-            with use_policy(RequestPolicy(part_bytes=3)):
+            with use_policy(part_bytes=3):
                 storage.fetch(f"{url}/a.tar", tmp_path / "copy", size=size)
             assert (tmp_path / "copy").read_bytes() == b"content"
     assert whole == [b"content"] * 2
@@ -252,7 +257,7 @@ def test_a_long_body_that_stops_coming_is_a_fault_once_patience_is_over() -> Non
 
     with (
         serving(serve) as url,
-        use_policy(RequestPolicy(stall=1.0, first_pause=0.001, download_patience=0.0)),
+        use_policy(stall=1.0, first_pause=0.001, download_patience=0.0),
         pytest.raises(StorageError, match="TimeoutError: nothing came in 1 s"),
     ):
         read_ranges(url, [(0, 10**6)], lambda _, piece: got.append(bytes(piece)), size=10**6)
@@ -313,3 +318,21 @@ def test_a_proxy_that_cannot_be_used_is_an_error_that_shows_no_password(
     with pytest.raises(StorageError, match="HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") as caught:
         storage.read("https://far.example/a.tar")
     assert "sec" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
+def test_certificates_that_the_environment_names_are_trusted_too(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for other in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+    monkeypatch.setenv(name, certifi.where())
+    http._tls.cache_clear()
+    assert http._tls().cert_store_stats()["x509_ca"]
+    monkeypatch.setenv(name, str(tmp_path / "none.pem"))
+    http._tls.cache_clear()
+    http._connections.cache_clear()
+    with pytest.raises(StorageError, match=rf"{name} names .*none\.pem, which holds no certificates"):
+        storage.read("https://127.0.0.1:1/a.tar")
+    http._tls.cache_clear()

@@ -10,11 +10,12 @@ import pytest
 
 from tests.support.heard import heard
 from tests.support.memory_store import Fault, MemoryStore
+from tests.support.policies import use_policy
 from wdsdist import storage
 from wdsdist.storage import waiting
 from wdsdist.storage.waiting import Request, under_way
 
-SOON = storage.RequestPolicy(first_warning=0.02, next_warning=0.02)
+SOON = {"first_warning": 0.02, "next_warning": 0.02}
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def store() -> Iterator[MemoryStore]:
 
 def test_a_store_that_does_not_answer_is_warned_about_again_and_again_until_it_does(store: MemoryStore) -> None:
     store.plant(Fault("a.tar", "stall"))
-    with storage.use_policy(SOON), heard(lambda _: store.heal() if len(lines) == 3 else None) as lines:
+    with use_policy(**SOON), heard(lambda _: store.heal() if len(lines) == 3 else None) as lines:
         assert storage.read(f"{store.url}/a.tar") == b"content"
     assert len(lines) >= 3
     assert all(line.startswith(f"still waiting for {store.url}/a.tar (") for line in lines)
@@ -33,7 +34,7 @@ def test_a_store_that_does_not_answer_is_warned_about_again_and_again_until_it_d
 
 def test_a_warning_says_the_attempt_and_the_last_error(store: MemoryStore) -> None:
     store.plant(Fault("a.tar", "error", times=2, error=ConnectionResetError("it was reset")), Fault("a.tar", "stall"))
-    with storage.use_policy(SOON), heard(lambda line: store.heal() if "attempt 3" in line else None) as lines:
+    with use_policy(**SOON), heard(lambda line: store.heal() if "attempt 3" in line else None) as lines:
         storage.read(f"{store.url}/a.tar")
     assert "attempt 3, last error: ConnectionResetError: it was reset)" in lines[-1]
 
@@ -41,8 +42,10 @@ def test_a_warning_says_the_attempt_and_the_last_error(store: MemoryStore) -> No
 def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) -> None:
     store.files["a.tar"] = bytes(3 << 20)
     store.plant(Fault("a.tar", "stall", after=2))
-    policy = storage.RequestPolicy(first_warning=0.02, next_warning=0.02, part_bytes=1 << 20)
-    with storage.use_policy(policy), heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines:
+    with (
+        use_policy(**SOON, part_bytes=1 << 20),
+        heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines,
+    ):
         storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
     assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
 
@@ -55,9 +58,9 @@ def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it() -> None:
         assert waiting.awaited() == ""
 
 
-def test_a_request_that_flows_is_not_warned_about() -> None:
-    policy = storage.RequestPolicy(first_warning=0, next_warning=0)
-    with storage.use_policy(policy), heard(lambda _: None) as lines:
+def test_a_request_that_flows_is_not_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_quiet_until", 0.0)  # a test before may have warned a moment ago
+    with use_policy(first_warning=0, next_warning=0), heard(lambda _: None) as lines:
         download, upload = Request("store://a", bytes=0), Request("store://b", "written")
         download.bytes = 5 << 20
         for request in (download, upload):

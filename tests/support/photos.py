@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from wdsdist.samples.images.decode import EncodedImage
+
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -39,6 +41,16 @@ def encode(pixels: Pixels, *, format: str = "jpeg", mode: str | None = None, **o
     buffer = io.BytesIO()
     (image.convert(mode) if mode else image).save(buffer, format, **options)
     return buffer.getvalue()
+
+
+def decode_rgb(data: bytes | memoryview, **sizes: int) -> Pixels:
+    """Return the pixels of an encoded image, as all transforms decode it."""
+    return EncodedImage(data).decode(**sizes)[0]
+
+
+def image_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Return (width, height) of an encoded image by its header."""
+    return EncodedImage(data).size
 
 
 def psnr(one: npt.ArrayLike, other: npt.ArrayLike) -> float:

@@ -194,7 +194,6 @@ def _rank(
     workers: int,
     options: dict[str, Any],
 ) -> None:
-    from wdsdist.storage import RequestPolicy, use_policy
 
     os.setsid()  # so that it can be killed with its workers
     multiprocessing.set_start_method("fork", force=True)  # for the workers; here it would be that of this process
@@ -202,7 +201,9 @@ def _rank(
     tempfile.tempdir = temporary
     pipe.send("here")
     rank = _Rank(url, workers, options)
-    with use_policy(RequestPolicy(part_bytes=PART, stall=stall)), contextlib.suppress(EOFError, ConnectionError):
+    from tests.support.policies import use_policy
+
+    with use_policy(part_bytes=PART, stall=stall), contextlib.suppress(EOFError, ConnectionError):
         while True:
             what, arguments = pipe.recv()
             pipe.send(getattr(rank, what)(*arguments))

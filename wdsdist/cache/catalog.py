@@ -243,8 +243,8 @@ class Catalog:
         return database
 
     def _free_disk(self) -> None:
-        """Evict copies from a disk that is too full for the catalog, the oldest first."""
-        for path in sorted(self._root.glob("*/*-*.tar"), key=lambda path: path.lstat().st_mtime):
+        """Evict any copies from a disk that is too full for the catalog; other processes may do so at once."""
+        for path in self._root.glob("*/*-*.tar"):
             if shutil.disk_usage(self._root).free >= _LEAST_DISK:
                 break
             self._evict(f"{path.parent.name}/{path.name}")

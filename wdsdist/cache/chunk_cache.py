@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ _BLOCK = 2 << 20
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
+_LAST_WORD = 5.0
+"""Seconds for the store to answer once the wait for another process is over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +77,7 @@ class ChunkCache:
         self.catalog = Catalog(self.root, self.limit, self.evict)
         self.counters = dict.fromkeys(Counters._fields, 0)
         """The statistics of this process."""
+        self._counting = threading.Lock()
         self._without_ranges: set[str] = set()
         self._is_checked = False
         _caches.add(self)
@@ -81,9 +86,10 @@ class ChunkCache:
         return ChunkCache, (self.options,)  # another process counts on its own
 
     def count(self, **more: int) -> None:
-        """Add to the statistics."""
-        for name, number in more.items():
-            self.counters[name] += number
+        """Add to the statistics; any thread may."""
+        with self._counting:
+            for name, number in more.items():
+                self.counters[name] += number
 
     def deadline(self) -> storage.Deadline:
         """Return the deadline of a download that begins now."""
@@ -308,15 +314,19 @@ class ChunkCache:
         """Begin to fetch claimed chunks."""
         shard, size = copy.shard, copy.index.file.size
         ranges = [(0, size)] if shard.location in self._without_ranges else claim.ranges
+
+        def write(offset: int, data: memoryview) -> None:
+            self.count(bytes_fetched=len(data))  # first: a batch that finds the chunks there may end the epoch
+            claim.write(offset, data)
+
         return storage.begin_ranges(
-            shard.location, ranges, claim.write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
+            shard.location, ranges, write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
         )
 
     def _finish(self, copy: OpenCopy, download: storage.Download) -> None:
-        """Wait for ranges of a shard, and count them; note if its server has no ranges."""
+        """Wait for ranges of a shard, and count the retries; note if its server has no ranges."""
         try:
-            fetched = download.result()
-            self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
+            self.count(retries=download.result().retries)
         except StorageError as error:
             if error.kind == "length":
                 raise ShardDamagedError(f"{error}: upload it again") from error
@@ -357,6 +367,9 @@ def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], Non
             request.location = shard.location
             request.look()
             if next(turns, deadline) is deadline:
+                # If the store fails for them too, its error says more.
+                began = time.monotonic() + _LAST_WORD - deadline.seconds
+                storage.stat(shard.location, shard.options, deadline=replace(deadline, began=began))
                 raise CacheError(
                     f"another process has been fetching {shard.shown} for {deadline.seconds:g} seconds "
                     f"(download_timeout): end it, or resume from the checkpoint"
@@ -370,10 +383,11 @@ _inherited: list[Catalog] = []
 """Catalogs of parent processes, which use their connections: to close one here would disturb the parent."""
 
 
-def _new_catalogs() -> None:
+def _begin_in_child() -> None:
     for cache in list(_caches):
         _inherited.append(cache.catalog)
         cache.catalog = Catalog(cache.root, cache.limit, cache.evict)
+        cache._counting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_catalogs)
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -66,7 +66,7 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
 
     Each line shows a data set, its shards, their bytes, the last use, and the number of shards that live jobs use.
     """
-    from wdsdist.cache.contents import usage
+    from wdsdist.diagnostics.cache_contents import usage
 
     stores = usage(cache_dir)
     if as_json:
@@ -93,7 +93,7 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
     Select copies by SOURCE, --older-than or both, or pass --all. SOURCE is the folder or URL of a data set, as `wdsdist
     cache info` shows it, or a parent folder of several data sets.
     """
-    from wdsdist.cache.contents import clean as clean_up
+    from wdsdist.diagnostics.cache_contents import clean as clean_up
 
     removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than or 0.0, everything=everything)
     kept = f"; kept, for live jobs use them: {counted(in_use, 'shard')}" if in_use else ""

@@ -41,27 +41,24 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     A column has one value per sample. `wdsdist select` and batches of variable lengths use columns. --field reads small
     members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype,
     npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, with rows in any order, and fills in
-    missing values. Existing values are kept, so the same command continues after an interruption. Without these
-    options, existing columns get the values of appended shards. `wdsdist info` lists the columns.
+    missing values. Without these options, existing columns get the values of appended shards. `wdsdist info` lists the
+    columns.
     """
     from wdsdist.curation.add import add_columns
     from wdsdist.curation.arrays import KINDS
+    from wdsdist.curation.columns import column
 
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
+    data = opened(*shards)
     with shards_meter("reading", quiet=quiet) as progress:
-        added = add_columns(opened(*shards), on={own: theirs} if theirs else own, progress=progress, **options)
-    for column in added.columns:
-        values, missing = column.count()
-        line = f"{column.name}: {KINDS[str(column.type)]}, {counted(values, 'value')}, {missing:,} missing"
-        if column.num_failed:
-            line += f", {column.num_failed:,} of them in members that cannot be read, such as {column.first_failed}"
-        is_bad = bool(column.num_failed or (missing and not values))
-        if is_bad or not quiet:
-            say(line, err=is_bad)
-    if not quiet:
-        for report in added.joins:
-            say(f"joined {report}")
-        if not added.columns:
-            say("the columns have the values of all shards")
-        say(f"columns: in {added.folder}")
+        added = add_columns(data, on={own: theirs} if theirs else own, progress=progress, **options)
+    if quiet:
+        return
+    for name in added.columns:
+        values = column(data.whole, name)
+        filled = counted(len(values) - values.null_count, "value")
+        say(f"{name}: {KINDS[str(values.type)]}, {filled}, {values.null_count:,} missing")
+    if not added.columns:
+        say("the columns have the values of all shards")
+    say(f"columns: in {added.folder}")

@@ -42,16 +42,11 @@ def view(
     """
     from wdsdist import storage
     from wdsdist.diagnostics.view import server
-    from wdsdist.diagnostics.view.describe import Style
 
     manifest = opened(*shards)
-    shown = server.View(
-        manifest=manifest,
-        shards=[storage.shown(name) for name in shards],
-        style=Style.of(manifest),
-        decode=_decoding(decode),
-        transform=None if transform is None else _named(transform),
-    )
+    names = [storage.shown(name) for name in shards]
+    transforming = None if transform is None else _named(transform)
+    shown = server.View(manifest, names, decode=_decoding(decode), transform=transforming)
     token = server.new_token() if with_token or host not in _LOOPBACK else ""
 
     def ready(url: str) -> None:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
+import codecs
+import io
+import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s, Uint64s
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
-from wdsdist.curation import arrays, columns, key_lists, query, view_file
+from wdsdist.curation import add, arrays, columns, fields, query, view_file
+from wdsdist.curation.join import column, examples, match, name_in, opened
 from wdsdist.curation.picks import MOST_IN_A_SHARD, Picks
-from wdsdist.errors import ArgumentError
+from wdsdist.curation.tables import kind_of, pyarrow
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
+from wdsdist.storage import compression
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 Keys = Iterable[Any] | str | os.PathLike[str]
 
-_SPLIT, _SAMPLE, _REPEAT = b"split", b"sample", b"repeat"
-"""Keep the hashes for different choices apart."""
+_FEW = 1000
+"""Values of a list that a view holds, so that it can be made again."""
 
 
 def select(
@@ -53,18 +60,85 @@ def select(
         step["where"] = where
     for name, values, is_kept in (("keys", keys, True), ("exclude", exclude, False)):
         if values is not None:
-            is_listed, step[name] = key_lists.is_listed(manifest, name, values, check_column("on", on))
+            is_listed, step[name] = _is_listed(manifest, name, values, check_column("on", on))
             is_chosen &= is_listed == is_kept
     positions = np.flatnonzero(is_chosen)
     if amount is not None:  # the keys with the smallest hashes
-        hashes = _hashes(manifest, "key", _SAMPLE, seed, _times_before(manifest, "sample", seed=seed))[positions]
+        points = _points(manifest, "sample", seed)[positions]
         if amount > len(positions):
             raise ArgumentError(f"sample is {amount:,}, but only {len(positions):,} samples can be chosen from")
         is_share = isinstance(amount, float)
-        chosen = np.flatnonzero(_unit(hashes) < amount) if is_share else np.argsort(hashes, kind="stable")[:amount]
+        chosen = np.flatnonzero(points < amount) if is_share else np.argsort(points, kind="stable")[:amount]
         positions = np.sort(positions[chosen])
         step |= {"sample": amount, "seed": seed}
     return _view(manifest, positions, step, allow_empty=allow_empty)
+
+
+def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
+    """Return bool [samples]: whether the value of each sample in the column ``on`` is in a list, and a note about it.
+
+    ``on`` may be a field of a member too, which is no column yet. Raises `ArgumentError` if no sample is in the list.
+    """
+    if on in columns.names(data):
+        own = columns.column(data, on)
+    elif on in (known := examples(data)):
+        shards = np.flatnonzero(data.counts).tolist()
+        own = add.from_members(data.whole, fields.parsed(data.whole, [on], []), shards)[on]
+        own = own if data.picks is None else own.take(pyarrow().array(data.picks.positions()))
+    else:
+        raise columns.unknown(data, on, known)
+    if isinstance(values, (str, os.PathLike)):
+        location = storage.normalise(os.fspath(values))
+        location = location if storage.is_remote(location) else str(Path(location).absolute())
+        label = storage.shown(location)
+        note: dict[str, Any] = {"from": location, "is_file": True}
+        listed = _read_list(location, on, data.client_options)
+    elif isinstance(values, Iterable) and not isinstance(values, bytes):
+        listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
+        label = counted(len(listed), "value")
+        note = {"from": label}
+        if len(listed) <= _FEW:
+            note["list"] = listed.cast("large_string").to_pylist()
+    else:
+        reason = "it must be a list of keys, or the path of a file"
+        raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
+    rows, report = match(data, on, own, listed, label, argument)
+    is_found: npt.NDArray[np.bool_] = rows.is_valid().to_numpy()
+    return is_found, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
+
+
+def _read_list(location: str, on: str, options: storage.StorageOptions) -> Any:
+    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list."""
+    shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
+    if kind_of(name):
+        with opened(location, options) as table:
+            return arrays.concatenated(column(table, name_in(table, on)))
+    try:
+        content = storage.read(location, options)
+        if name.endswith(".gz"):
+            content, name = compression.unzip(content, compression.most_expanded(len(content))), name[:-3]
+        if name.endswith(".npy"):
+            array = np.load(io.BytesIO(content), allow_pickle=False)
+            if array.ndim == 1 and array.dtype.kind in "biufUS":
+                return arrays.from_values(array.tolist())
+            if array.ndim == 1 and array.dtype == np.dtype("u8,u8"):
+                # DataComp's identifiers: two halves of 32 hexadecimal digits.
+                return arrays.from_values(f"{int(high):016x}{int(low):016x}" for high, low in array)
+            raise ValueError("it must hold strings, numbers, or pairs of uint64, in one dimension")
+        if name.endswith(".json"):
+            values = json.loads(content)
+            if not isinstance(values, list) or not all(isinstance(value, (str, int, float)) for value in values):
+                raise ValueError("it must be a JSON list of strings or numbers")
+            return arrays.from_values(values)
+        if b"\0" in content:  # as a tar has; no sample would be found by its lines
+            raise ValueError("it holds bytes that no text has")
+        # As bytes: strings are split at further characters, which keys may hold.
+        return arrays.from_values(line for line in content.removeprefix(codecs.BOM_UTF8).splitlines() if line)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"{shown} does not exist") from error
+    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
+        advice = "; JSON Lines end in .jsonl" if name.endswith(".json") else ""
+        raise SourceError(f"{shown} is not a list of values: {error}{advice}") from error
 
 
 def split(
@@ -83,8 +157,7 @@ def split(
     ends = [round(math.fsum(list(shares.values())[: number + 1]), 9) for number in range(len(shares))]
     if ends[-1] > 1:
         raise ArgumentError(f"the shares sum to {ends[-1]:g}: they can sum to 1 at most")
-    turn = _times_before(manifest, "split", seed=seed, by=check_column("by", by))
-    points = _unit(_hashes(manifest, by, _SPLIT, seed, turn))
+    points = _points(manifest, "split", seed, check_column("by", by))
     views = []
     for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
         inside = np.flatnonzero((points >= first) & (points < last))
@@ -100,8 +173,7 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_emp
     counts = np.floor(numbers)
     step: dict[str, Any] = {"repeat": by}
     if (counts < numbers).any():
-        hashes = _hashes(manifest, "key", _REPEAT, seed, _times_before(manifest, "repeat"))
-        counts += _unit(hashes) < numbers - counts
+        counts += _points(manifest, "repeat", seed) < numbers - counts
         step["seed"] = seed
     positions = np.repeat(np.arange(manifest.num_samples), _checked(counts, "repeat samples"))
     return _view(manifest, positions, step, allow_empty=allow_empty)
@@ -117,9 +189,10 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empt
     numbers, column = _numbers(manifest, by, "explode records")
     totals = _checked(np.ceil(numbers / width), "explode records")
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
-    parts = (np.arange(len(positions)) - starts[positions]).astype(np.uint32)
+    numbers_in_record = np.arange(len(positions)) - starts[positions]
+    parts = np.stack((numbers_in_record, totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
-    return _view(manifest, positions, step, parts, totals[positions].astype(np.uint32), allow_empty=allow_empty)
+    return _view(manifest, positions, step, parts, allow_empty=allow_empty)
 
 
 def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
@@ -215,13 +288,12 @@ def _view(
     positions: Int64s,
     step: dict[str, Any],
     parts: npt.NDArray[np.uint32] | None = None,
-    totals: npt.NDArray[np.uint32] | None = None,
     *,
     allow_empty: bool,
 ) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 
-    ``parts`` and ``totals`` say the part of its record that each is; without them it stays the part that it was.
+    ``parts`` says the part of its record that each sample is; without it each stays the part that it was.
     """
     if not len(positions) and not allow_empty:
         which = f"the part {step['part']!r}" if "part" in step else "the view"
@@ -231,39 +303,23 @@ def _view(
         )
     before = manifest.picks
     stored = positions if before is None else before.positions()[positions]
-    if parts is None and before is not None and before.parts is not None and before.totals is not None:
-        parts, totals = before.parts[positions], before.totals[positions]
-    picks = Picks.of_positions(manifest.whole.counts, stored, parts, totals)
+    if parts is None and before is not None and before.parts is not None:
+        parts = before.parts[positions]
+    picks = Picks.of_positions(manifest.whole.counts, stored, parts)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(positions)}
     if before is not None and before.path:
         about["view"] = before.path
     return manifest.chosen(picks, (*manifest.made_by, about))
 
 
-def _times_before(manifest: Manifest, choice: str, **same: Any) -> int:
-    """Return how many splits or random subsets with the same seed a view comes from.
+def _points(manifest: Manifest, choice: str, seed: int, by: str = "key") -> npt.NDArray[np.float64]:
+    """Return float64 [samples] from 0 up to but not including 1: a hash of each value of a column.
 
-    Their hash, used again, would put all of a part on one side.
+    It depends on the kind of the choice, and on how many such choices a view comes from: the same hash would put all of
+    a part on one side.
     """
-    steps = [step for step in manifest.made_by if choice in step]
-    return sum(all(step.get(name) == value for name, value in same.items()) for step in steps)
-
-
-def _hashes(manifest: Manifest, name: str, purpose: bytes, seed: int, turn: int) -> Uint64s:
-    """Return uint64 [samples]: the hash of each value of a column, which depends on the arguments alone."""
-    person = purpose + (b"%d" % turn if turn else b"")
-    start = hashlib.blake2b(digest_size=8, person=person, salt=seed.to_bytes(8, "little"))
-    hashes = []
-    for chunk in columns.column(manifest, name).chunks:
-        digests = bytearray()
-        for string in chunk.cast("large_string").fill_null("").to_pylist():
-            state = start.copy()
-            state.update(string.encode())
-            digests += state.digest()
-        hashes.append(np.frombuffer(digests, "<u8"))
-    return np.concatenate([np.zeros(0, np.uint64), *hashes])
-
-
-def _unit(hashes: Uint64s) -> npt.NDArray[np.float64]:
-    """Return each hash as a number from 0 up to but not including 1."""
-    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    turn = sum(choice in step and step.get("seed") == seed and step.get("by", by) == by for step in manifest.made_by)
+    start = f"{choice}\0{turn}\0".encode()
+    strings = columns.column(manifest, by).cast("large_string").fill_null("").to_pylist()
+    hashes = (xxhash.xxh3_64_intdigest(start + string.encode(), seed) for string in strings)
+    return (np.fromiter(hashes, np.uint64, manifest.num_samples) >> np.uint64(11)).astype(np.float64) * 2.0**-53

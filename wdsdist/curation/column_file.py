@@ -1,7 +1,7 @@
 """Column files: a Parquet file for each column, in a folder ``columns`` beside ``index.json`` or where the user put it.
 
-A row group holds the values of one shard, and the groups follow the order of the shards. So the values of one shard are
-read alone, and the file covers as many shards as it has groups. The metadata identify the shards.
+A row group holds the values of one shard, so that they are read alone. The metadata identify the shards, and record the
+sources of the values. A file that lacks shards of a data set, because the data set has grown, is *stale*.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,10 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
+from wdsdist._util.lock import locked
 from wdsdist.curation import arrays
 from wdsdist.curation.tables import pyarrow
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -37,9 +39,16 @@ FREE = KEY, SHARD, BYTES = "key", "shard", "bytes"
 """Columns that every data set has."""
 SUFFIX = ".parquet"
 FOLDER = "columns"
+LOCK = ".wdsdist-columns.lock"
+_WORK = ".unfinished"
+"""Folder for the columns of a call that is not complete; a killed call leaves it, and the next one removes it."""
 _NOTES = b"wdsdist.column"
-_VERSION = 1
+_VERSION = 2
 _log = logging.getLogger("wdsdist")
+
+Source = dict[str, Any]
+"""The source of values: ``{"field": "json.width"}``, ``{"probe": "jpg.width"}``, or ``{"tables": [...], "on": [own,
+theirs]}`` for a join."""
 
 
 def is_free(name: str) -> bool:
@@ -52,33 +61,23 @@ class StoredColumn:
     """A column in a file."""
 
     name: str
-    made_by: dict[str, Any]
-    """The source of the values, such as ``{"field": "json.width"}``."""
+    sources: list[Source]
+    """The sources of its values; the first that has a value for a sample counts."""
     groups: Int64s
-    """int64 [shards of the data set]: the row group of each shard; -1 if the file does not cover it."""
-    num_failed: int
-    """Samples whose member could not be read; their values are missing."""
-    first_failed: str
-    """The first of these samples, and the reason."""
+    """int64 [shards of the data set]: the row group of each shard; -1 if the file lacks the shard."""
     digest: str
-    """Digest of the values of the covered shards."""
+    """Digest of the values of these shards."""
     label: str
     file: Any
     """The ``pyarrow.parquet.ParquetFile``."""
 
     @property
-    def type(self) -> Any:
-        """The type of the values."""
-        return self.file.schema_arrow.field(0).type
-
-    @property
-    def is_covered(self) -> npt.NDArray[np.bool_]:
-        """bool [shards of the data set]: whether the file has values of a shard."""
-        covered: npt.NDArray[np.bool_] = self.groups >= 0
-        return covered
+    def is_stale(self) -> bool:
+        """Whether the file lacks a shard of the data set."""
+        return bool((self.groups < 0).any())
 
     def read(self, shard: int) -> Any:
-        """Return the values of all samples of a covered shard, as an array."""
+        """Return the values of all samples of a shard that the file has, as an array."""
         group = int(self.groups[shard])
         try:
             values = self.file.read_row_group(group, use_threads=False).column(0).combine_chunks()
@@ -89,59 +88,15 @@ class StoredColumn:
             raise IndexFormatError(f"{self.label} is damaged ({error}): run `wdsdist columns` again") from error
         return values
 
-    def count(self) -> tuple[int, int]:
-        """Return how many samples have a value, and how many have none."""
-        groups = [self.file.metadata.row_group(group) for group in self.groups[self.is_covered].tolist()]
-        missing = sum(group.column(0).statistics.null_count for group in groups)
-        return sum(group.num_rows for group in groups) - missing, missing
 
-
-def write(
-    manifest: Manifest,
-    folder: Path,
-    name: str,
-    kind: Any,
-    made_by: Mapping[str, Any],
-    parts: Iterable[Any],
-    failed: tuple[int, str] = (0, ""),
-) -> None:
-    """Write a column file: the ``parts`` are the values of each shard, converted to the type ``kind``.
-
-    ``failed`` says how many samples have a member that could not be read, and names the first.
-    """
-    pa = pyarrow()
-    kind = pa.float64() if pa.types.is_null(kind) else kind
-    schema, shards = pa.schema([pa.field(name, kind)]), list[list[int]]()
-    with (
-        atomic_write(folder / file_name(name)) as stream,
-        pa.parquet.ParquetWriter(stream, schema, compression="zstd", use_dictionary=False) as writer,
-    ):
-        for shard, part in zip(shard_ids(manifest).tolist(), parts, strict=True):
-            values = part.cast(kind, safe=False)
-            writer.write_table(pa.Table.from_arrays([values], schema=schema), row_group_size=max(1, len(values)))
-            shards.append([shard, _digest(values)])
-        notes = {"version": _VERSION, "made_by": dict(made_by), "failed": failed, "shards": shards}
-        writer.add_key_value_metadata({_NOTES: json.dumps(notes).encode()})
-
-
-def _digest(values: Any) -> int:
-    """Return a hash of the values of a shard, which planned batches compare between ranks and after a resume."""
-    filled, is_missing = arrays.filled(values), values.is_null()
-    filled = filled.cast("int8") if str(filled.type) == "bool" else filled
-    batch = pyarrow().record_batch([filled, is_missing.cast("int8")], names=["values", "missing"])
-    return int(xxhash.xxh3_64(batch.serialize()).intdigest())
-
-
-def load(manifest: Manifest, name: str, folder: Path | None = None) -> StoredColumn | None:
+def load(manifest: Manifest, name: str) -> StoredColumn | None:
     """Open a column of a data set; ``None`` if it has no file of that name.
-
-    A column in ``folder`` comes before the columns that the data set has.
 
     Raises `IndexFormatError` if the file is damaged or was made for other samples, `StorageError` if it cannot be read.
     """
     manifest = manifest.whole
-    for place in [*([] if folder is None else [str(folder)]), *folders(manifest)]:
-        location = storage.join(place, file_name(name))
+    for folder in folders(manifest):
+        location = storage.join(folder, file_name(name))
         label = storage.shown(location)
         try:
             if storage.is_remote(location):
@@ -155,44 +110,114 @@ def load(manifest: Manifest, name: str, folder: Path | None = None) -> StoredCol
             raise IndexFormatError(f"{label} is not a column file ({error}): run `wdsdist columns` again") from error
         except OSError as error:
             raise StorageError(f"{label} cannot be read: {error.strerror or error}") from error
-        return _checked(file, manifest, name, label)
+        try:
+            return _checked(file, manifest, name, label)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise IndexFormatError(
+                f"{label} is not a column file of wdsdist ({error}): run `wdsdist columns` again"
+            ) from None
     return None
 
 
-def load_or_warn(manifest: Manifest, name: str, folder: Path | None = None) -> StoredColumn | None:
-    """Open the Parquet file of a column; warn and return ``None`` if it is damaged, because it is replaced."""
-    try:
-        return load(manifest, name, folder)
-    except IndexFormatError as error:
-        _log.warning("%s; it is replaced", error)
-        return None
-
-
 def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColumn:
-    """Return the column in a file. Raises `IndexFormatError` if its parts do not fit together."""
-    try:
-        notes = json.loads(file.metadata.metadata[_NOTES])
-        ids, digests = np.array(notes["shards"], np.uint64).reshape(-1, 2).T
-        counts = np.array([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)], np.int64)
-        num_failed, first_failed = int(notes["failed"][0]), str(notes["failed"][1])
-        is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
-        if notes["version"] != _VERSION or not is_column or len(ids) != len(counts) or not dict(notes["made_by"]):
-            raise ValueError("its parts do not fit together")
-        group_of = {shard: group for group, shard in enumerate(ids.tolist())}
-        groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
-        covered = groups[groups >= 0]
-        if not np.array_equal(counts[covered], manifest.counts[groups >= 0]):
-            raise ValueError("its shards have other sample counts")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise IndexFormatError(
-            f"{label} is not a column file of wdsdist ({error}): run `wdsdist columns` again"
-        ) from None
-    if len(groups) and not len(covered):
+    """Return the column in a file. Raises `IndexFormatError` or another error if its parts do not fit together."""
+    notes = json.loads(file.metadata.metadata[_NOTES])
+    ids, digests = np.array(notes["shards"], np.uint64).reshape(-1, 2).T
+    counts = np.array([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)], np.int64)
+    sources = [dict(source) for source in notes["sources"]]
+    is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
+    if notes["version"] != _VERSION or not is_column or len(ids) != len(counts) or not sources:
+        raise ValueError("its parts do not fit together")
+    group_of = {shard: group for group, shard in enumerate(ids.tolist())}
+    groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
+    known = groups[groups >= 0]
+    if not np.array_equal(counts[known], manifest.counts[groups >= 0]):
+        raise ValueError("its shards have other sample counts")
+    if len(groups) and not len(known):
         raise IndexFormatError(
             f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` again"
         )
-    digest = hashlib.sha256(digests[covered].tobytes()).hexdigest()[:32]
-    return StoredColumn(name, notes["made_by"], groups, num_failed, first_failed, digest, label, file)
+    digest = hashlib.sha256(digests[known].tobytes()).hexdigest()[:32]
+    return StoredColumn(name, sources, groups, digest, label, file)
+
+
+@contextlib.contextmanager
+def writing(
+    manifest: Manifest, output: Path | None = None
+) -> Iterator[tuple[Path, Callable[[str, Any, Sequence[Source]], None]]]:
+    """Give the folder of a data set's columns, and a function that writes a column; the end of the block adds them all.
+
+    The function takes the name, the values of all samples as a chunked array, and their sources. An exception in the
+    block adds no column. One process at a time may be in such a block.
+
+    Raises `ArgumentError` for a part of a data set, whose columns would replace the columns of all, and
+    `DestinationError`.
+    """
+    if len(manifest.data_sets) != 1:
+        raise ArgumentError("columns belong to one data set: add them to each data set before they are concatenated")
+    listed = 0
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        if manifest.origin:
+            listed = len(json.loads(storage.read(manifest.origin, manifest.client_options))["shardlist"])
+    if listed > len(manifest.counts):
+        raise ArgumentError(
+            f"these are {len(manifest.counts):,} of the {listed:,} shards of {storage.shown(manifest.origin)}: open "
+            f"that, and add columns to all of it"
+        )
+
+    def refuse() -> None:
+        raise DestinationError("another process is adding columns to this data set: wait until it is done")
+
+    try:
+        folder = prepare(manifest, output)
+        work = folder / _WORK
+        with locked(folder / LOCK, on_wait=refuse, optional=True):
+            if work.is_symlink():
+                raise DestinationError(f"{work} is a link: remove it")
+            shutil.rmtree(work, ignore_errors=True)  # of a call that was killed
+            work.mkdir()
+            try:
+                yield folder, functools.partial(write, manifest, work)
+                for path in work.glob(f"*{SUFFIX}"):
+                    path.replace(folder / path.name)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        if isinstance(error, WdsdistError):
+            raise
+        location = storage.shown(folders(manifest)[0] if output is None else str(output))
+        raise DestinationError(
+            f"columns cannot be written to {location} ({error.strerror or error}): name another folder with output="
+        ) from error
+
+
+def write(manifest: Manifest, folder: Path, name: str, values: Any, sources: Sequence[Source]) -> None:
+    """Write a column file into a folder: the values of all samples of the data set, a chunked array."""
+    pa = pyarrow()
+    if values.null_count == len(values) and len(values):
+        _log.warning("%s: no sample has a value", name)
+    if pa.types.is_null(values.type):
+        values = values.cast("double")
+    schema, shards = pa.schema([pa.field(name, values.type)]), list[list[int]]()
+    with (
+        atomic_write(folder / file_name(name)) as stream,
+        pa.parquet.ParquetWriter(stream, schema, compression="zstd", use_dictionary=False) as writer,
+    ):
+        spans = zip(shard_ids(manifest).tolist(), manifest.ends.tolist(), manifest.counts.tolist(), strict=True)
+        for shard, end, count in spans:
+            part = pa.concat_arrays([pa.array([], values.type), *values.slice(end - count, count).chunks])
+            writer.write_table(pa.Table.from_arrays([part], schema=schema), row_group_size=max(1, count))
+            shards.append([shard, _digest(part)])
+        notes = {"version": _VERSION, "sources": list(sources), "shards": shards}
+        writer.add_key_value_metadata({_NOTES: json.dumps(notes).encode()})
+
+
+def _digest(values: Any) -> int:
+    """Return a hash of the values of a shard, which planned batches compare between ranks and after a resume."""
+    filled, is_missing = arrays.filled(values), values.is_null()
+    filled = filled.cast("int8") if str(filled.type) == "bool" else filled
+    batch = pyarrow().record_batch([filled, is_missing.cast("int8")], names=["values", "missing"])
+    return int(xxhash.xxh3_64(batch.serialize()).intdigest())
 
 
 def names(manifest: Manifest) -> list[str]:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,39 +92,31 @@ def keep_classes(manifest: Manifest, used: Collection[str]) -> None:
 class ColumnReader:
     """The values of one column of one data set or view, by shard.
 
-    Args:
-        manifest: the data set or view.
-        name: of the column.
-        folder: a folder of column files, which are read before the files of the data set.
-
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
 
-    def __init__(self, manifest: Manifest, name: str, folder: Path | None = None) -> None:
+    def __init__(self, manifest: Manifest, name: str) -> None:
         self.manifest, self.name = manifest, check_column("the name of a column", name)
-        self._whole, self._item_size = manifest.whole, 1
-        is_class = _has_classes(manifest, name)
+        self._whole, is_class = manifest.whole, _has_classes(manifest, name)
         self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
         self.is_part = name in PARTS and manifest.has_parts
         """Whether the view says the values, one for each part, not the samples of a shard."""
         self.stored: StoredColumn | None = None
         """The file of the values; ``None`` if the shards say them."""
         if not self.is_part and not is_free(name):
-            self.stored = column_file.load(self._whole, CLASS if is_class else name, folder)
-        if self.stored is not None:
-            covered, shards = int(self.stored.is_covered.sum()), len(self.stored.groups)
-            if covered < shards:
-                raise ArgumentError(
-                    f"the column {self.stored.name!r} has values for {covered:,} of the {shards:,} shards that the "
-                    f"data set has now: run `wdsdist columns` on it, which adds the rest"
-                )
-            return
+            self.stored = column_file.load(self._whole, CLASS if is_class else name)
+        if self.stored is not None and self.stored.is_stale:
+            covered, shards = int((self.stored.groups >= 0).sum()), len(self.stored.groups)
+            raise ArgumentError(
+                f"the column {self.stored.name!r} has values for {covered:,} of the {shards:,} shards that the "
+                f"data set has now: run `wdsdist columns` on it, which adds the rest"
+            )
         extension, _, what = name.rpartition(".")
-        if what == "tokens":
-            self._item_size = _item_size(manifest, extension)
+        self._item_size = _item_size(manifest, extension) if what == "tokens" else 1
         is_member = what == BYTES and extension in extensions_in(manifest)
         self._is_size = name == BYTES or is_member or (what == "tokens" and self._item_size > 0)
-        if not (self._is_size or self.is_part or is_class or name in (KEY, SHARD)):
+        is_known = self._is_size or self.is_part or is_class or name in (KEY, SHARD)
+        if self.stored is None and not is_known:
             raise unknown(manifest, name)
 
     def read(self, shards: Sequence[int]) -> Any:
@@ -133,9 +124,10 @@ class ColumnReader:
 
         A view has its own samples, in its own order.
         """
-        picks, parts = None if self.is_part else self.manifest.picks, []
-        is_indexed = self.stored is None and not self.is_part and self.name != SHARD
+        picks = None if self.is_part else self.manifest.picks
+        is_indexed = self.stored is None and (self._is_size or self.name == KEY)
         indexes = shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
+        parts = []
         for number, index in indexes:
             values = self.of_shard(number, index)
             parts.append(values if picks is None else values.take(pyarrow().array(picks.of_shard(number))))
@@ -143,20 +135,19 @@ class ColumnReader:
 
     def of_shard(self, number: int, index: ShardIndex | None = None) -> Any:
         """Return the values of all samples that a shard holds, as an array."""
-        pa = pyarrow("columns")
+        pa, picks = pyarrow("columns"), self.manifest.picks
         if self.is_part:
-            picks = self.manifest.picks
             assert picks is not None
-            numbers: Any = picks.parts if self.name == PARTS[0] else picks.totals
-            return pa.array(numbers[picks.starts[number] : picks.starts[number + 1]], "int64")
-        if self.name == SHARD:
+            assert picks.parts is not None
+            parts = picks.parts[picks.starts[number] : picks.starts[number + 1], PARTS.index(self.name)]
+            return pa.array(parts, "int64")
+        if self.stored is None and self.name == SHARD:
             name = storage.split(self._whole.shown_name(number))[1]
             return pa.repeat(pa.scalar(name, "large_string"), int(self._whole.counts[number]))
-        if self.stored is None and (self._is_size or self.name == KEY):
-            index = index or shard_index(self._whole, number)
-            if self.name == KEY:
-                return _keys(index)
-            sizes, missing = self._sizes(index)
+        if self.stored is None and self.name == KEY:
+            return _keys(index or shard_index(self._whole, number))
+        if self.stored is None and self._is_size:
+            sizes, missing = self._sizes(index or shard_index(self._whole, number))
             return pa.array(sizes, mask=missing)
         if self.stored is not None:
             values = self.stored.read(number)
@@ -186,20 +177,19 @@ class ColumnReader:
         if self.name == BYTES:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
         extension = self.name.rpartition(".")[0]
-        is_of_extension = np.array([*(own.lower() == extension for own in index.extensions), False])[
-            index.extension_ids
-        ]
-        missing = _sums(is_of_extension.astype(np.int64), index.sample_starts) == 0
-        return _sums(np.where(is_of_extension, index.sizes, 0), index.sample_starts) // self._item_size, missing
+        has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])[index.extension_ids]
+        missing = _sums(has_extension.astype(np.int64), index.sample_starts) == 0
+        return _sums(np.where(has_extension, index.sizes, 0), index.sample_starts) // self._item_size, missing
 
 
 def _keys(index: ShardIndex) -> Any:
+    """Return the keys of a shard as an array; bytes that are not UTF-8 are escaped."""
     pa = pyarrow()
     starts, data = (pa.py_buffer(np.ascontiguousarray(array)) for array in (index.key_starts, index.key_bytes))
     keys = pa.LargeStringArray.from_buffers(index.num_samples, starts, data)
     try:
         keys.validate(full=True)
-    except pa.ArrowInvalid:  # a name that is not UTF-8
+    except pa.ArrowInvalid:
         return arrays.from_values(keys.cast("large_binary", safe=False).to_pylist())
     return keys
 
@@ -229,9 +219,9 @@ class ColumnLookup:
         self.manifest, self.name, self._item_sizes = manifest, name, dict(item_sizes or {})
         self._kept: OrderedDict[int, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = OrderedDict()
         self._item_size, (extension, _, what) = 1, name.rpartition(".")
-        parts = manifest.data_sets
+        parts = {number: part for number, part in enumerate(manifest.data_sets) if part.num_samples}
         try:
-            self._readers = [ColumnReader(part, name) if part.num_samples else None for part in parts]
+            self._readers = {number: ColumnReader(part, name) for number, part in parts.items()}
         except ArgumentError as error:
             if what != "tokens" or name in names(manifest):
                 raise
@@ -241,8 +231,7 @@ class ColumnLookup:
                     f'members, and decode={{"{extension}": np.int32}} tells the bytes of an item of raw arrays'
                 ) from None
             self._item_size = self._item_sizes[extension]
-            self._readers = [ColumnReader(part, f"{extension}.bytes") if part.num_samples else None for part in parts]
-        self._ends = np.cumsum([len(part.counts) for part in parts])
+            self._readers = {number: ColumnReader(part, f"{extension}.bytes") for number, part in parts.items()}
 
     def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
         """Return the value of each sample: int64, float64 or bool; of strings uint64, a hash of each.
@@ -262,16 +251,13 @@ class ColumnLookup:
     @property
     def digest(self) -> str:
         """Digest of the values in files; the values that shards themselves say need no digest."""
-        return " ".join(reader.stored.digest if reader.stored else "" for reader in self._readers if reader)
+        return " ".join(reader.stored.digest if reader.stored else "" for reader in self._readers.values())
 
     def __reduce__(self) -> tuple[Any, ...]:  # another process opens the files itself
         return ColumnLookup, (self.manifest, self.name, self._item_sizes)
 
     def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
-        which = int(np.searchsorted(self._ends, shard, side="right"))
-        reader = self._readers[which]
-        assert reader is not None, "a data set without samples has no sample to look up"
-        number = shard - (int(self._ends[which - 1]) if which else 0)
+        reader, number = self._readers[int(self.manifest.source[shard])], self.manifest.part(shard)[1]
         if shard not in self._kept:
             self._kept[shard] = reader.numbers(number)
             while len(self._kept) > _SHARDS:

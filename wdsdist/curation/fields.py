@@ -20,11 +20,11 @@ from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, column_file
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
-from wdsdist.media import length
+from wdsdist.media.containers import recording
 from wdsdist.samples.images.header import Head, image_size
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.shards.shard_indexes import extensions_in, shard_index
 from wdsdist.shards.source import CacheOptions, OpenShard
 from wdsdist.storage import compression
 
@@ -112,12 +112,15 @@ _PROBES: dict[str, tuple[Callable[[Head], Any], Callable[[Any], Any]]] = {
     "shape": (array_layout, lambda layout: json.dumps(list(layout.shape))),
     "dtype": (array_layout, lambda layout: str(layout.dtype)),
     "tokens": (array_layout, lambda layout: layout.num_elements),
-    "seconds": (length.recording, lambda recording: recording.seconds),
-    "frames": (length.recording, lambda recording: recording.frames),
+    "seconds": (recording, lambda length: length.seconds),
+    "frames": (recording, lambda length: length.frames),
 }
 """What probes read: a function that parses the header, and one that takes the value out of what it returns."""
-_WHOLE = (_member, length.recording)
+_WHOLE = (_member, recording)
 """Parsers that need all bytes of a member."""
+
+
+KINDS = "field", "probe"
 
 
 class Values(NamedTuple):
@@ -137,7 +140,7 @@ class _Reading(NamedTuple):
     extensions: tuple[str, ...]
     """In lower case; if a sample has several of them, the first counts."""
     parse: Callable[[Head], Any]
-    """Parses the header of a member; several columns may take values from the result."""
+    """Parses a member, or its header; several columns may take values from the result."""
     value: Callable[[Any], Any]
     """Takes the value of the column out of what ``parse`` returns."""
 
@@ -147,6 +150,11 @@ class Field(NamedTuple):
 
     kind: Literal["field", "probe"]
     name: str
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The source that column files record."""
+        return {self.kind: self.name}
 
     def reading(self, extensions: Sequence[str]) -> _Reading | None:
         """Return how the column is read if members have these extensions; ``None`` if no extension fits."""
@@ -171,10 +179,11 @@ def _value_of_member(is_json: bool, path: tuple[str, ...], value: Any) -> Any:
     return len(value) if path == ("length",) and isinstance(value, str) else None
 
 
-def parsed(fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
+def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
     """Return the columns that ``fields`` and ``probe`` name.
 
-    Raises `ArgumentError` for a wrong name, and `ExtraMissingError` if PyAV is needed and not installed.
+    Raises `ArgumentError` for a wrong name and for a member that no sample has, and `ExtraMissingError` if PyAV is
+    needed and not installed.
     """
     for argument, listed in (("fields", fields), ("probe", probes)):
         is_list = isinstance(listed, Collection) and not isinstance(listed, str)
@@ -190,42 +199,61 @@ def parsed(fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
         if what in ("seconds", "frames"):
             extra("av", "media", f"the column {name}")
     columns = [Field("field", name) for name in fields] + [Field("probe", name.lower()) for name in probes]
+    extensions = extensions_in(manifest) if columns else []
     for column in columns:
         if column_file.is_free(column.name):
             raise ArgumentError(f"the column {column.name!r} comes from the shards' indexes, and need not be added")
         column_file.file_name(column.name)
-        if sum(column.name == other.name for other in columns) > 1:
+        if [other.name for other in columns].count(column.name) > 1:
             raise ArgumentError(f"the column {column.name!r} is asked for twice")
+        if extensions and column.reading(extensions) is None:
+            member = column.name.partition(".")[0]
+            raise ArgumentError(
+                f"the column {column.name!r} is of a member that no sample has: "
+                f"{hint(member, [*extensions, column_file.KEY], 'they have')}"
+            )
     return columns
 
 
-def read(manifest: Manifest, number: int, fields: Sequence[Field], samples: Int64s | None = None) -> dict[str, Values]:
-    """Return columns of all or some samples of one shard, by name; a member that cannot be read is counted.
+def read(manifest: Manifest, number: int, fields: Sequence[Field], most: int | None = None) -> dict[str, Values]:
+    """Return columns of the samples of one shard, or of its first ``most`` samples, by name.
 
-    Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
+    A member that cannot be read is counted. Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
     """
     index = shard_index(manifest, number)
-    samples = np.arange(index.num_samples) if samples is None else samples
-    columns = {field.name: Values(pyarrow().nulls(len(samples))) for field in fields}
-    groups: dict[Any, list[tuple[str, Callable[[Any], Any]]]] = {}
-    for field in fields:
-        if reading := field.reading(index.extensions):  # members that are parsed alike are parsed once
-            groups.setdefault(reading[:2], []).append((field.name, reading.value))
-    if not groups:
+    count = index.num_samples if most is None else min(most, index.num_samples)
+    columns = {field.name: Values(pyarrow().nulls(count)) for field in fields}
+    readings = {field.name: reading for field in fields if (reading := field.reading(index.extensions))}
+    if not readings:
         return columns
-    members = {key: _members(index, key[0], samples) for key in groups}
-    whole = [numbers[numbers >= 0] for (_, parse), numbers in members.items() if parse in _WHOLE]
+    members = {name: _members(index, reading.extensions)[:count] for name, reading in readings.items()}
+    parts: dict[bool, list[Int64s]] = {True: [np.zeros(0, np.int64)], False: [np.zeros(0, np.int64)]}
+    for name, reading in readings.items():
+        parts[reading.parse in _WHOLE].append(members[name][members[name] >= 0])
+    whole, headers = np.unique(np.concatenate(parts[True])), np.unique(np.concatenate(parts[False]))
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         source = open_source(manifest, CacheOptions(Path(folder)))
-        shard = source.open({number: lambda index: np.concatenate([np.zeros(0, np.int64), *whole])})[number]
-        for numbers in whole:
-            shard.verify(numbers)
-        for key, takers in groups.items():
-            columns |= _read_members(shard, members[key], key[1], takers)
+        shard = source.open({number: lambda _: whole})[number]
+        shard.verify(whole)
+        shard.fetch_ranges(index.offsets[headers], np.minimum(index.sizes[headers], _HEADER))
+        values: dict[str, list[Any]] = {name: [None] * count for name in readings}
+        failed: dict[str, list[str]] = {name: [] for name in readings}
+        for sample in range(count):
+            parsed: dict[Any, Any] = {}  # a member is parsed once for all its columns
+            for name, reading in readings.items():
+                key = int(members[name][sample]), reading.parse
+                try:
+                    if key[0] >= 0:
+                        parsed[key] = parsed[key] if key in parsed else _parsed(shard, *key)
+                        values[name][sample] = reading.value(parsed[key])
+                except (ValueError, RecursionError, ExtraMissingError) as error:
+                    failed[name].append(f"{index.key(sample)}: {error}")
+    for name, reasons in failed.items():
+        columns[name] = Values(arrays.from_values(values[name]), len(reasons), reasons[0] if reasons else "")
     return columns
 
 
-def _members(index: ShardIndex, extensions: Sequence[str], samples: Int64s) -> Int64s:
+def _members(index: ShardIndex, extensions: Sequence[str]) -> Int64s:
     """Return int64 [samples]: the member of each sample with the first of some extensions that it has, or -1."""
     owners = np.repeat(np.arange(index.num_samples), np.diff(index.sample_starts))
     members = np.full(index.num_samples, -1, np.int64)
@@ -233,49 +261,23 @@ def _members(index: ShardIndex, extensions: Sequence[str], samples: Int64s) -> I
         has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])
         numbers = np.flatnonzero(has_extension[index.extension_ids])
         members[owners[numbers]] = numbers
-    return members[samples]
+    return members
 
 
-def _read_members(
-    shard: OpenShard,
-    members: Int64s,
-    parse: Callable[[Head], Any],
-    takers: Sequence[tuple[str, Callable[[Any], Any]]],
-) -> dict[str, Values]:
-    """Parse members once for all their columns, and fetch more of those whose headers are long, until all are read."""
+def _parsed(shard: OpenShard, member: int, parse: Callable[[Head], Any]) -> Any:
+    """Parse a member by its first bytes, and fetch more of them if they are too few for its header.
+
+    Raises ``ValueError`` and `ExtraMissingError`.
+    """
     index = shard.index
-    values: dict[str, list[Any]] = {name: [None] * len(members) for name, _ in takers}
-    failed: dict[str, dict[int, str]] = {name: {} for name, _ in takers}
-    rows = np.flatnonzero(members >= 0)
-    lengths = index.sizes[members[rows]]
-    if parse not in _WHOLE:
-        lengths = np.minimum(lengths, _HEADER)
-    while len(rows):
-        if parse not in _WHOLE:
-            shard.fetch_ranges(index.offsets[members[rows]], lengths)
-        short: dict[int, int] = {}
-        for row, fetched in zip(rows.tolist(), lengths.tolist(), strict=True):
-            offset, size = int(index.offsets[members[row]]), int(index.sizes[members[row]])
-            extension = index.extensions[index.extension_ids[members[row]]]
-            try:
-                value = parse(Head(shard.content[offset : offset + fetched], size, extension))
-            except (ValueError, ExtraMissingError) as error:
-                if fetched < size:
-                    short[row] = min(size, _GROWTH * fetched)
-                    continue
-                for reasons in failed.values():
-                    reasons[row] = str(error)
-                continue
-            for name, taken in takers:
-                try:
-                    values[name][row] = taken(value)
-                except (ValueError, RecursionError) as error:
-                    failed[name][row] = str(error)
-        rows, lengths = np.array(list(short), np.int64), np.array(list(short.values()), np.int64)
-    columns = {}
-    for name, reasons in failed.items():
-        first = min(reasons, default=-1)
-        sample = int(np.searchsorted(index.sample_starts, members[first], side="right")) - 1
-        reason = f"{index.key(sample)}: {reasons[first]}" if reasons else ""
-        columns[name] = Values(arrays.from_values(values[name]), len(reasons), reason)
-    return columns
+    offset, size = int(index.offsets[member]), int(index.sizes[member])
+    extension = index.extensions[index.extension_ids[member]]
+    fetched = size if parse in _WHOLE else min(size, _HEADER)
+    while True:
+        try:
+            return parse(Head(shard.content[offset : offset + fetched], size, extension))
+        except (ValueError, ExtraMissingError):
+            if fetched == size:
+                raise
+        fetched = min(size, _GROWTH * fetched)
+        shard.fetch_ranges(np.array([offset]), np.array([fetched]))

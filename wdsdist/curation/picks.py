@@ -17,9 +17,9 @@ from wdsdist.shards import array_file
 
 MAGIC = b"wds-view"
 VERSION = 1
-_ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4", "parts": "<u4", "totals": "<u4"}
-_OPTIONAL = ("parts", "totals")
-"""The arrays of views of parts of records alone."""
+_ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4", "parts": "<u4"}
+_OPTIONAL = ("parts",)
+"""The array of views of parts of records alone."""
 
 MOST_IN_A_SHARD = 2**32
 """Samples that a shard of a view may hold: their numbers take four bytes."""
@@ -40,17 +40,11 @@ class Picks:
     stated_digest: str = ""
     """XXH3-128 of the arrays, as that file states it."""
     parts: npt.NDArray[np.uint32] | None = None
-    """uint32 [samples]: the number of each part in its record, from 0 on; ``None`` if samples are whole."""
-    totals: npt.NDArray[np.uint32] | None = None
-    """uint32 [samples]: the number of parts of that record."""
+    """uint32 [samples, 2]: the number of each part, from 0, and the parts of its record; ``None`` for whole samples."""
 
     @classmethod
     def of_positions(
-        cls,
-        stored_counts: Int64s,
-        positions: Int64s,
-        parts: npt.NDArray[np.uint32] | None = None,
-        totals: npt.NDArray[np.uint32] | None = None,
+        cls, stored_counts: Int64s, positions: Int64s, parts: npt.NDArray[np.uint32] | None = None
     ) -> Picks:
         """Return the picks of samples by their increasing positions on the line of all stored samples.
 
@@ -62,7 +56,7 @@ class Picks:
         ends = np.cumsum(counts)
         starts = np.concatenate(([0], np.searchsorted(positions, ends))).astype(np.int64)
         numbers = (positions - np.repeat(ends - counts, np.diff(starts))).astype(np.uint32)
-        return cls(counts, starts, numbers, parts=parts, totals=totals)
+        return cls(counts, starts, numbers, parts=parts)
 
     @classmethod
     def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, array_file.ArrayFile]:
@@ -73,19 +67,20 @@ class Picks:
         path = str(content) if isinstance(content, Path) else ""
         label = label or path
         file = array_file.load(content, MAGIC, VERSION, _ARRAYS, optional=_OPTIONAL, what="view", label=label)
+        parts = file.arrays.pop("parts", None)
         picks = cls(**file.arrays, path=path, stated_digest=file.digest)
         counts, starts = picks.stored_counts, picks.starts
         if (
-            (picks.parts is None) != (picks.totals is None)
-            or len(starts) != len(counts) + 1
+            len(starts) != len(counts) + 1
             or starts[0] != 0
-            or any(starts[-1] != len(each) for each in (picks.numbers, picks.parts, picks.totals) if each is not None)
+            or starts[-1] != len(picks.numbers)
+            or (parts is not None and len(parts) != 2 * len(picks.numbers))
             or bool(((starts < 0) | (starts > len(picks.numbers))).any())  # or their differences may wrap around
             or bool((picks.counts < 0).any())
             or bool(((counts < 0) | (counts > MOST_IN_A_SHARD)).any())
         ):
             raise IndexFormatError(f"{label} is a damaged view: its arrays do not fit together; make it again")
-        return picks, file
+        return picks if parts is None else replace(picks, parts=parts.reshape(-1, 2)), file
 
     @functools.cached_property
     def counts(self) -> Int64s:
@@ -100,10 +95,8 @@ class Picks:
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the choice, as they are written."""
-        arrays = {name: (getattr(self, name), dtype) for name, dtype in _ARRAYS.items()}
-        return {
-            name: np.ascontiguousarray(array, dtype) for name, (array, dtype) in arrays.items() if array is not None
-        }
+        arrays = ((name, getattr(self, name), dtype) for name, dtype in _ARRAYS.items())
+        return {name: np.ascontiguousarray(array, dtype).ravel() for name, array, dtype in arrays if array is not None}
 
     def fingerprint(self, data: str) -> str:
         """Return the digest of the view of the data set with a fingerprint."""
@@ -130,15 +123,14 @@ class Picks:
             )
         return numbers
 
-    def parts_in(self, shard: int, samples: Int64s) -> npt.NDArray[np.int64] | None:
+    def parts_in(self, shard: int, samples: Int64s) -> Int64s | None:
         """Return int64 [2, n]: the part that each sample is, and the parts of its record; ``None`` for whole samples.
 
         Raises `IndexFormatError` if a file names a part that its record does not have.
         """
-        if self.parts is None or self.totals is None:
+        if self.parts is None:
             return None
-        places = self.starts[shard] + samples
-        pairs = np.stack((self.parts[places], self.totals[places])).astype(np.int64)
+        pairs: Int64s = self.parts[self.starts[shard] + samples].T.astype(np.int64)
         if bool((pairs[0] >= pairs[1]).any()):
             raise IndexFormatError(
                 f"the view {self.path or ''} is damaged: it names parts that a record does not have; make it again"
@@ -153,11 +145,8 @@ class Picks:
     def of_shards(self, shards: Int64s) -> Picks:
         """Return the picks of some shards, in the given order."""
         places, starts = runs(self.starts, shards)
-        chosen: dict[str, Any] = {"starts": starts, "stored_counts": self.stored_counts[shards]}
-        for name in ("numbers", "parts", "totals"):
-            values = getattr(self, name)
-            chosen[name] = None if values is None else values[places]
-        return replace(self, path="", stated_digest="", **chosen)
+        parts = None if self.parts is None else self.parts[places]
+        return Picks(self.stored_counts[shards], starts, self.numbers[places], parts=parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path:  # a worker maps the file itself, so that its bytes are in memory once

@@ -1,4 +1,4 @@
-"""DuckDB without a way to files, network or settings, and SQL expressions over columns that it evaluates."""
+"""SQL expressions over columns, which DuckDB evaluates without a way to files, network or settings."""
 
 from __future__ import annotations
 
@@ -18,22 +18,14 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _TABLE, _ROW = "some of the samples", "number of the row"
+_SETTINGS = {
+    "enable_progress_bar": False, "enable_external_access": False, "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False, "python_enable_replacements": False, "preserve_insertion_order": False,
+    "lock_configuration": True,
+}  # fmt: skip
+"""Settings of DuckDB, in order: an expression reaches no file, network, variable of Python, or setting."""
 _ROWS = 4_000_000
 """Samples of one query, about, which bounds memory."""
-
-
-def connected(purpose: str, *, scratch: str = "", memory_limit: int = 0) -> Any:
-    """Connect to a DuckDB database in memory that may read no file and spills into ``scratch`` only."""
-    config: dict[str, Any] = {"temp_directory": scratch}
-    if memory_limit:
-        config["memory_limit"] = f"{memory_limit}B"
-    connection = extra("duckdb", "tables", purpose).connect(":memory:", config=config)
-    connection.execute("SET enable_progress_bar = false")
-    for setting in ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions"):
-        connection.execute(f"SET {setting} = false")
-    connection.execute("SET python_enable_replacements = false; SET preserve_insertion_order = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
 
 
 def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
@@ -45,7 +37,9 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
     pa, duckdb, first = pyarrow("where="), extra("duckdb", "tables", "where="), 0
     is_chosen = np.zeros(manifest.num_samples, np.bool_)
-    with connected("where=") as connection:
+    with duckdb.connect(":memory:", config={"temp_directory": ""}) as connection:
+        for setting, value in _SETTINGS.items():
+            connection.execute(f"SET {setting} = {value}")
         used = _columns(connection, where)
         keep_classes(manifest, used)
         for part in manifest.data_sets:

@@ -209,7 +209,13 @@ class Table:
         """Return some columns of a group, with the types of the schema."""
         key = group, tuple(names)
         if key not in self._kept:
-            table = _cast(self._groups[group].read(names).select(names), self.schema)
+            pa, read, fields = pyarrow(), self._groups[group].read(names), [self.schema.field(name) for name in names]
+            columns = [
+                pa.nulls(len(read)) if pa.types.is_null(field.type) else read.column(field.name).cast(field.type)
+                for field in fields
+            ]
+            # A column in one chunk, whose rows are found fastest.
+            table = pa.Table.from_arrays(columns, schema=pa.schema(fields)).combine_chunks()
             table.validate(full=True)  # offsets that point elsewhere would be followed out of the file
             self._kept[key] = table
             while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
@@ -286,19 +292,6 @@ def groups_of(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[
 
 def _select(batch: Any, names: list[str]) -> Any:
     return pyarrow().Table.from_batches([batch.select(names)])
-
-
-def _cast(table: Any, schema: Any) -> Any:
-    """Return a table with the types of a schema, each column in one chunk, whose rows are found fastest."""
-    columns = []
-    for name, values in zip(table.column_names, table.columns, strict=True):
-        kind = schema.field(name).type
-        is_null = kind == pyarrow().null()
-        columns.append(
-            pyarrow().nulls(len(values)) if is_null else values.cast(kind) if values.type != kind else values
-        )
-    kept = pyarrow().schema([schema.field(name) for name in table.column_names])
-    return pyarrow().Table.from_arrays(columns, schema=kept).combine_chunks()
 
 
 def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:

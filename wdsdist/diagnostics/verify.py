@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.files import lies_in, sha256
 from wdsdist._util.host import temporary_dir
-from wdsdist._util.pools import completed, pool
+from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import (
     ArgumentError,
@@ -82,19 +82,10 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """One shard to check."""
+class _Check:
+    """What to check of the shards of a data set."""
 
-    name: str
-    location: str
-    """Path or URL."""
-    listed: Shard
-    folder: str
-    """Folder of the index.json that lists it."""
-    options: storage.StorageOptions
-    fingerprint: str
-    """Fingerprint of the data set, for the quarantine file."""
-    key_rule: str
+    manifest: Manifest
     deep: bool = False
     fields: tuple[str, ...] | None = None
     """Fields that each sample must have."""
@@ -156,84 +147,72 @@ def verify(
         manifest.picks.check()
     named = None if fields is None else tuple(fields)
     named = with_raw_images(named) if named and manifest.has_raw_images else named
-    tasks = _tasks(manifest, deep=deep, fields=named, quarantine=listed)
-    damage: dict[int, list[Damage]] = {}
-    sizes = {number: max(task.listed.size, 0) for number, task in tasks.items()}
-    state = ShardsProgress(0, len(tasks), 0, sum(sizes.values()), 0, damaged=0)
-    if progress:
-        progress(state)
-    with pool(workers, len(tasks)) as executor:
-        futures = {executor.submit(_check, task, number): number for number, task in tasks.items()}
+    is_viewed, whole = manifest.counts > 0, manifest.whole
+    # A view may have no sample of a shard.
+    numbers = np.flatnonzero(is_viewed | (manifest is whole)).tolist()
+    check = Carried(_Check(whole, deep=deep, fields=named, quarantine=listed))
+    sizes, damage = whole.sizes.clip(0), dict[int, list[Damage]]()
+
+    def report() -> None:
+        if progress:
+            done, damaged = list(damage), sum(map(bool, damage.values()))
+            in_bytes, samples = (int(sizes[done].sum()), int(sizes[numbers].sum())), int(whole.counts[done].sum())
+            progress(ShardsProgress(len(done), len(numbers), *in_bytes, samples, damaged))
+
+    report()
+    with pool(workers, len(numbers)) as executor:
+        futures = {executor.submit(_check, check, number): number for number in numbers}
         for future in completed(futures):
-            number = futures[future]
-            damage[number] = future.result()
-            state = replace(
-                state,
-                shards_done=len(damage),
-                bytes_done=state.bytes_done + sizes[number],
-                samples_done=state.samples_done + tasks[number].listed.num_samples,
-                damaged=(state.damaged or 0) + bool(damage[number]),
-            )
-            if progress:
-                progress(state)
-    return [problem for number in tasks for problem in damage[number]]
+            damage[futures[future]] = future.result()
+            report()
+    return [problem for number in numbers for problem in damage[number]]
 
 
-def _tasks(manifest: Manifest, **checks: Any) -> dict[int, _Task]:
-    """Return the shards to check, by number; ``checks`` are the last fields of a `_Task`."""
-    tasks = {}
-    view, manifest = manifest, manifest.whole
-    for number in range(len(manifest.counts)):
-        if view is not manifest and not view.counts[number]:
-            continue  # a view has no sample of this shard
-        part, _ = manifest.part(number)
-        tasks[number] = _Task(
-            manifest.shown_name(number), manifest.location(number), manifest.shard(number),
-            part.base, part.client_options,
-            fingerprint=part.fingerprint, key_rule=part.key_rule, **checks,
-        )  # fmt: skip
-    return tasks
-
-
-def _check(task: _Task, number: int = 0) -> list[Damage]:
+def _check(carried: Carried[_Check], number: int) -> list[Damage]:
     """Return all damage of one shard, which is fetched first if it is remote."""
-    if not storage.is_remote(task.location):
-        problems = _problems(storage.local_path(task.location), task)
-        return [Damage(task.name, problem, part, number) for part, problem in problems]
-    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
-        path, is_readable = Path(folder) / storage.split(task.location)[1], True
-        try:
-            storage.fetch(task.location, path, task.options)
+    check = carried.value
+    location, data = check.manifest.location(number), check.manifest.part(number)[0]
+    problems: list[tuple[Part, str]]
+    if not storage.is_remote(location):
+        path = storage.local_path(location)
+        problems = _problems(path, _index_path(path, check.manifest, number), check, number)
+    else:
+        with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+            path, is_readable = Path(folder) / storage.split(location)[1], True
             try:
-                content = storage.read(storage.beside(task.location, shard_index.SUFFIX), task.options)
-                shard_index.beside(path).write_bytes(content)
-            except FileNotFoundError:
-                pass
+                storage.fetch(location, path, data.client_options)
+                try:
+                    content = storage.read(storage.beside(location, shard_index.SUFFIX), data.client_options)
+                    shard_index.beside(path).write_bytes(content)
+                except FileNotFoundError:
+                    pass
+                except StorageError as error:
+                    # A URL that is signed for the shard alone cannot tell whether there is an index.
+                    is_readable = "?" not in location or error.kind in storage.PASSING
+                    if is_readable:
+                        raise
+                problems = _problems(path, _index_path(path, check.manifest, number), check, number)
+                problems = [problem for problem in problems if is_readable or problem[0] != "index"]
+            except NotFoundError:
+                problems = [("tar", "is not there: upload it again")]
             except StorageError as error:
-                # A URL that is signed for the shard alone cannot tell whether there is an index.
-                is_readable = "?" not in task.location or error.kind in storage.PASSING
-                if is_readable:
-                    raise
-            problems = [problem for problem in _problems(path, task) if is_readable or problem[0] != "index"]
-        except NotFoundError:
-            problems = [("tar", "is not there: upload it again")]
-        except StorageError as error:
-            problems = [("tar", f"cannot be fetched: {error}")]
-    return [Damage(task.name, problem, part, number) for part, problem in problems]
+                problems = [("tar", f"cannot be fetched: {error}")]
+    name = check.manifest.shown_name(number)
+    return [Damage(name, problem, part, number) for part, problem in problems]
 
 
-def _index_path(path: Path, task: _Task) -> Path:
+def _index_path(path: Path, manifest: Manifest, number: int) -> Path:
     """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
-    beside = shard_index.beside(path)
-    if beside.exists() or storage.is_remote(task.folder):
+    beside, folder = shard_index.beside(path), manifest.part(number)[0].base
+    if beside.exists() or storage.is_remote(folder):
         return beside
-    elsewhere = storage.local_path(task.folder) / shard_index.index_name(task.location, task.folder)
+    elsewhere = storage.local_path(folder) / shard_index.index_name(manifest.location(number), folder)
     return elsewhere if elsewhere.exists() else beside
 
 
-def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
+def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[tuple[Part, str]]:
     """Return the problems of a local shard, its index and its members."""
-    listed, sidecar = task.listed, _index_path(path, task)
+    listed, data = check.manifest.shard(number), check.manifest.part(number)[0]
     known, index_problem = _loaded(sidecar)
     problems: list[tuple[Part, str]] = []
     scanned, digest = None, ""
@@ -245,7 +224,7 @@ def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
             problems.append(("tar", f"{gap}: {_AGAIN}"))
         try:
             skip = known is not None and bool(known.left_out)
-            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=task.key_rule)
+            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=data.key_rule)
             digest = scanned.file.sha256
             if scanned.num_samples != listed.num_samples:
                 counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
@@ -257,9 +236,16 @@ def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
         if listed.sha256 and digest != listed.sha256:
             digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
             problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
-        if scanned is not None and (task.deep or task.fields is not None):
+        if scanned is not None and (check.deep or check.fields is not None):
             with scan_local.decompressed(path, tar_size=scanned.size) as tar:
-                problems += [("member", problem) for problem in _check_members(tar, scanned, task)]
+                failing, entries = _check_members(tar, scanned, check)
+            problems += [("member", problem) for problem in failing]
+            if check.quarantine:
+                name = check.manifest.shown_name(number)
+                Quarantine(check.quarantine).add(
+                    BadEntry(key, field=field, reason=reason, shard=name, fingerprint=data.fingerprint)
+                    for key, (field, reason) in entries.items()
+                )
     except FileNotFoundError:
         problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
     except ShardDamagedError as error:
@@ -273,16 +259,16 @@ def _problems(path: Path, task: _Task) -> list[tuple[Part, str]]:
     return [*problems, ("index", index_problem)] if index_problem else problems
 
 
-def _check_members(path: Path, index: ShardIndex, task: _Task) -> list[str]:
-    """Check the samples of a whole shard; return the first problems, and add all to the quarantine file.
+def _check_members(path: Path, index: ShardIndex, check: _Check) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """Check the samples of a whole shard; return the first problems, and the first bad field of each key with a reason.
 
     Members with extensions that no codec reads are skipped; no code in a member is run.
 
     Raises `SampleError` if a package that a codec needs is missing.
     """
-    samples = SampleCheck(task.fields, decode=task.deep)
+    samples = SampleCheck(check.fields, decode=check.deep)
     expansion = Expansion(index.file.size)
-    bad: dict[str, BadEntry] = {}
+    bad: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for sample in range(index.num_samples):
@@ -303,12 +289,9 @@ def _check_members(path: Path, index: ShardIndex, task: _Task) -> list[str]:
                     what = f", which {reason}" if size else ", which is empty"
                     problem = f"holds {key}.{extension} at byte {offset:,}{what}"
                 problems.append(problem)
-                entry = BadEntry(key, field=field, reason=reason, shard=task.name, fingerprint=task.fingerprint)
-                bad.setdefault(key, entry)
-    if task.quarantine:
-        Quarantine(task.quarantine).add(bad.values())
+                bad.setdefault(key, (field, reason))
     more = [f"holds {len(problems) - _NAMED:,} more members that fail"] if len(problems) > _NAMED else []
-    return problems[:_NAMED] + more
+    return problems[:_NAMED] + more, bad
 
 
 def _loaded(sidecar: Path) -> tuple[ShardIndex | None, str]:
@@ -328,16 +311,6 @@ def _disagreement(known: ShardIndex, listed: Shard, scanned: ShardIndex | None, 
     if scanned is None:
         is_other = listed.sha256 not in ("", known.file.sha256, known.sha256) or known.num_samples != listed.num_samples
         return f"has an index, {name}, that disagrees with index.json: fetch or pack both again" * is_other
-    if not (differing := _differences(known, scanned)):
-        return ""
-    return (
-        f"has an index, {name}, that disagrees with the tar in {', '.join(differing)}: delete the one that is wrong, "
-        f"then pack or run `wdsdist index` again"
-    )
-
-
-def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
-    """Return the names of the parts in which two indexes of one tar differ."""
 
     def differ(*names: str) -> bool:
         return not all(np.array_equal(getattr(known, name), getattr(scanned, name)) for name in names)
@@ -351,7 +324,9 @@ def _differences(known: ShardIndex, scanned: ShardIndex) -> list[str]:
         "members": members,
         "checksums of members": not members and known.checksums is not None and differ("checksums"),
     }
-    return [name for name, is_different in differences.items() if is_different]
+    parts = ", ".join(part for part, is_different in differences.items() if is_different)
+    remedy = "delete the one that is wrong, then pack or run `wdsdist index` again"
+    return f"has an index, {name}, that disagrees with the tar in {parts}: {remedy}" if parts else ""
 
 
 def repair(
@@ -391,13 +366,13 @@ def repair(
     by_shard: dict[int, set[str]] = {}
     for problem in damage:
         by_shard.setdefault(problem.number, set()).add(problem.part)
-    tasks = _tasks(manifest)
-    repairs = []
+    manifest = manifest.whole
+    check, repairs = Carried(_Check(manifest)), list[Repair]()
     for number, parts in by_shard.items():
-        name, task = manifest.shown_name(number), tasks[number]
+        name = manifest.shown_name(number)
         try:
-            done = _repaired(manifest, number, task, parts, source)
-            if left := _check(task, number):
+            done = _repaired(manifest, number, parts, source)
+            if left := _check(check, number):
                 raise WdsdistError(f"{done}, but it {left[0].problem}")
             if "member" in parts:
                 raise WdsdistError("some members do not decode, and were packed so: correct the files, and pack again")
@@ -407,18 +382,19 @@ def repair(
     return repairs
 
 
-def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], source: Location | None) -> str:
+def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location | None) -> str:
     """Repair one shard: rebuild its index or replace its tar; return a description of the repair."""
-    if storage.is_remote(task.location):
+    location, data = manifest.location(number), manifest.part(number)[0]
+    if storage.is_remote(location):
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
-    path, data = storage.local_path(task.location), manifest.part(number)[0]
+    path = storage.local_path(location)
     # A shard that the user did not name is repaired only if it lies in the folder of the data set.
     if not data.is_named and (storage.is_remote(data.base) or not lies_in(path, storage.local_path(data.base))):
         raise WdsdistError(
             f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
             f"repair it there"
         )
-    sidecar = _index_path(path, task)
+    sidecar = _index_path(path, manifest, number)
     known, _ = _loaded(sidecar)
     done = "indexed again"
     if "tar" in parts:
@@ -429,10 +405,11 @@ def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], sou
         whole = storage.join(storage.normalise(source), path.name)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
             copy = Path(folder) / path.name
-            storage.fetch(whole, copy, task.options)
+            storage.fetch(whole, copy, data.client_options)
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(sidecar, shard_index.beside(copy))
-            wrong = [copied.problem for copied in _check(replace(task, location=str(copy))) if copied.part == "tar"]
+            problems = _problems(copy, shard_index.beside(copy), _Check(manifest), number)
+            wrong = [problem for part, problem in problems if part == "tar"]
             if wrong:
                 raise ShardDamagedError(f"{storage.shown(whole)} is not the shard that was packed: it {wrong[0]}")
             with copy.open("rb") as stream:
@@ -445,5 +422,5 @@ def _repaired(manifest: Manifest, number: int, task: _Task, parts: set[str], sou
     elif "index" not in parts:
         return "nothing done"
     skip = known is not None and bool(known.left_out)
-    scan_local.write_index(path, sidecar, skip=skip, key_rule=task.key_rule)
+    scan_local.write_index(path, sidecar, skip=skip, key_rule=data.key_rule)
     return done

@@ -18,7 +18,7 @@ from wdsdist._util.validation import check_bytes, check_flag, check_integer, che
 from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.chosen_epoch import ChosenEpoch
-from wdsdist.samples.bad_samples import BadSamplePolicy, OnError, check_budget
+from wdsdist.samples.bad_samples import BadSamplePolicy, OnError
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
 from wdsdist.samples.open_source import open_source
@@ -157,9 +157,9 @@ class StreamingDataset(IterableDataset[Any]):
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
             decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
-        spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine))
+        spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine, error_budget))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
-        self.error_budget = check_budget(error_budget, on_error)
+        self.error_budget = spec.policy.budget
         self.chosen_epoch = ChosenEpoch()
         self.replica = Replica(rank, num_replicas)
         self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`

@@ -5,32 +5,67 @@ They read the bytes of a member in the mapped shard, seek to the clip, and decod
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import as_number, check_integer
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.audio import MAX_SAMPLES, mixed, read_audio
-from wdsdist.media.containers import Place, Track, opened
-from wdsdist.media.video import ClipReader
+from wdsdist.media.containers import Track, opened
 from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
-from wdsdist.samples.marks import Part, is_seeded, parted, seeded
+from wdsdist.samples.marks import WHOLE, Part, is_seeded, parted, seeded, stretch
 
 if TYPE_CHECKING:
     import torch
 
 Pixels = npt.NDArray[np.uint8]
+Samples = npt.NDArray[np.float32]
+"""float32 [channels, samples], in -1 to 1."""
+MAX_SAMPLES = 2**26
+"""Values of all channels that a recording may have by default: a quarter of a gibibyte as float32."""
+
+_PREROLL = 1
+"""Seconds before a part from which it is decoded: codecs need some frames until they are right."""
+_WORTH_A_SEEK = 2.0
+"""Seconds that are rather decoded than skipped."""
+_CONTEXT = 64
+"""Samples on both sides of a part that its resampling looks at."""
 
 _MIRRORED = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}
 """What mirrored columns and rows add to an orientation of EXIF."""
+
+
+class Place(NamedTuple):
+    """The place of a clip in a video or recording, or in its stretch that is one part of a record."""
+
+    share: float
+    """From 0 at the beginning to 1 at the end."""
+    part: Part
+
+    def begin(self, length: int, reach: int) -> int:
+        """Return the beginning of a clip in a video or recording; ``reach`` goes from its first frame to its last.
+
+        It lies in the stretch of its part. A clip that is longer than that contains the stretch, as far as the end
+        allows.
+
+        >>> [Place(1.0, Part(number, 3)).begin(30, 7) for number in range(3)]
+        [2, 12, 22]
+        >>> [Place(0.5, Part(number, 3)).begin(30, 14) for number in range(3)]
+        [0, 8, 15]
+        """
+        own = stretch(length, *self.part)
+        room = own.stop - own.start - reach
+        begin: int = own.start + min(int(self.share * room), max(0, room - 1))
+        return max(0, min(begin, length - reach - 1))
 
 
 @parted
@@ -109,22 +144,69 @@ class Clip:
             from av.video.reformatter import VideoReformatter
 
             reformatter = VideoReformatter()  # one for all frames: to set it up takes longer than a small frame
-            fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
             track = Track(container, "video", len(data))
-            reader = ClipReader.of(track, take, frames=self.frames, stride=self.stride or 1, fps=fps)
             context = track.stream.codec_context
-            self._check_size(context.width, context.height)
+            width, height = context.width, context.height
+            check_size(width, height, self.max_pixels)
+            if self.size is None and self.frames * width * height > self.max_pixels:
+                raise SampleError(
+                    f"{self.frames:,} frames of {width:,} x {height:,} pixels are more than max_pixels, "
+                    f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
+                )
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            reader.read(place, may_repeat=self.short == "pad")
+            self._read(track, place, take)
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
-    def _check_size(self, width: int, height: int) -> None:
-        check_size(width, height, self.max_pixels)
-        if self.size is None and self.frames * width * height > self.max_pixels:
-            raise SampleError(
-                f"{self.frames:,} frames of {width:,} x {height:,} pixels are more than max_pixels, "
-                f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
-            )
+    def _read(self, track: Track, place: Place, take: Callable[[Any, list[int]], None]) -> None:
+        """Decode the clip at a place of a video, and pass its frames with their numbers in the clip to ``take``.
+
+        If the headers do not give the length of the video, or a wrong one, all packets are read first, and the frames
+        are passed again from the first on. Times are in ticks of the stream.
+        """
+        fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
+        rate = fps or track.stream.average_rate or track.stream.guessed_rate or Fraction(25)
+        stride = self.stride or 1
+        step = stride / (rate * track.tick)
+        reach = int((self.frames - 1) * step)
+
+        def decode(start: int, *, is_last: bool) -> bool:
+            """Take the frames of a clip from a time on; return whether there are all, or the last one is repeated."""
+            number = passed = 0  # the next frame of the clip, and frames of the video since the first one
+            shown = None
+            for shown, following in pairwise(chain(track.frames_from(start), [None])):
+                until = shown.pts + (shown.duration or 1) if following is None else following.pts
+                numbers: list[int] = []
+                if fps is not None:
+                    while number < self.frames and start + int(number * step) < until:
+                        numbers.append(number)
+                        number += 1
+                elif until > start:
+                    if passed == number * stride:
+                        numbers, number = [number], number + 1
+                    passed += 1
+                if numbers:
+                    take(shown, numbers)
+                if number == self.frames:
+                    return True
+            if shown is not None and is_last:
+                take(shown, [*range(number, self.frames)])
+            return shown is not None and is_last
+
+        span = track.span
+        if span is not None and decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False):
+            return
+        times, end = track.times()
+        if fps is not None:
+            start = times[0] + place.begin(end - times[0], reach)
+            is_short = start + reach >= end
+        else:
+            first = place.begin(len(times), (self.frames - 1) * stride)
+            start, is_short = times[first], first + (self.frames - 1) * stride >= len(times)
+        if is_short and self.short == "error":
+            seconds = float((end - times[0]) * track.tick)
+            raise SampleError(f"a video of {len(times):,} frames, {seconds:.3f} s, is too short for the clip")
+        if not decode(start, is_last=True):
+            raise SampleError("frames of it are missing")
 
     def _resized(self, frame: Any, to_rgb: Callable[..., Any], seed: int) -> npt.NDArray[Any]:
         """Return the pixels of a frame [height, width, 3] as they are asked for."""
@@ -210,14 +292,112 @@ class AudioClip:
         import torch
 
         place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
-        samples, rate = read_audio(data, self.seconds, self.rate, place=place, max_samples=self.max_samples)
-        samples = mixed(samples, self.channels)
+        samples, rate = self.read(data, place)
+        if self.channels == 1:
+            samples = np.mean(samples, axis=0, keepdims=True, dtype=np.float32)
+        elif self.channels == 2 and len(samples) > 2:
+            raise SampleError(f"it has {len(samples)} channels: only one or two become two; take channels=1")
+        elif self.channels == 2:
+            samples = np.repeat(samples, 2 // len(samples), axis=0)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
             raise SampleError(
                 f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
             )
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
+
+    def read(self, data: Any, place: Place) -> tuple[Samples, int]:
+        """Return the clip at a place with the channels of the recording, which may be shorter, and its rate."""
+        with opened(data, "decoding audio") as container:
+            import av
+
+            track = Track(container, "audio", len(data), is_alone=True)
+            frames = track.frames()
+            first = next(frames, None)
+            if first is None:
+                raise SampleError("there is no audio in it")
+            beginning: Iterator[Any] | None = chain([first], frames)  # after a seek to it, some codecs differ
+            origin, own_rate = first.pts, first.sample_rate  # the header of AAC may give half of the rate
+            rate = self.rate or own_rate
+
+            def decode(begin: int, stop: int | None) -> Samples:
+                """Return the samples from ``begin`` to ``stop``, or to the end for ``None``."""
+                nonlocal beginning
+                frames, beginning = beginning, None
+                if frames is None or begin > _WORTH_A_SEEK * own_rate:
+                    time = origin + int(Fraction(begin, own_rate) / track.tick)
+                    frames = track.frames_from(time, preroll=int(_PREROLL / track.tick), needed=time)
+                is_flac, floats = container.format.name == "flac", av.AudioResampler("fltp")
+                pieces, num_values, position = list[Samples](), 0, None
+                for frame in frames:
+                    start = round((frame.pts - origin) * track.tick * own_rate)
+                    position = start if position is None else position
+                    if is_flac and position != start:  # FFmpeg leaves out frames with a wrong checksum
+                        raise SampleError("a frame of it is damaged")
+                    # Refuses frames that change their rate or channels.
+                    piece = np.concatenate([part.to_ndarray() for part in floats.resample(frame)], axis=1)
+                    pieces.append(piece[:, max(0, begin - position) :])
+                    position += frame.samples
+                    num_values += pieces[-1].size
+                    if num_values > self.max_samples:
+                        raise SampleError(
+                            f"a recording has more than {self.max_samples:,} samples in all channels: read a part, as "
+                            f"AudioClip(10) does, or raise max_samples of AudioClip if the data can be trusted"
+                        )
+                    if stop is not None and position >= stop:
+                        break
+                samples = np.concatenate(pieces, axis=1) if pieces else np.zeros((1, 0), np.float32)
+                return np.ascontiguousarray(samples[:, : None if stop is None else stop - begin])
+
+            if self.seconds is None:
+                samples = decode(0, None)
+                track.check_length(Fraction(samples.shape[1], own_rate))
+                return _resampled(samples, own_rate, rate), rate
+            num_samples = round(self.seconds * rate)
+            needed = -(-num_samples * own_rate // rate)
+            step = own_rate // math.gcd(own_rate, rate)  # samples that become a whole number of samples
+            context = 0 if rate == own_rate else -(-_CONTEXT // step) * step
+            for announced in (track.span, None) if track.span else (None,):  # if headers are wrong, packets are counted
+                first_time, end = announced or (origin, track.times()[1])
+                start = place.begin(int((end - first_time) * track.tick * own_rate), needed - 1)
+                before = min(start, context)
+                samples = decode(start - before, start + needed + context)
+                if samples.shape[1] >= before + needed:
+                    break
+            skipped = round(before * rate / own_rate)
+            part = _resampled(samples, own_rate, rate)[:, skipped : skipped + num_samples]
+            return np.ascontiguousarray(part), rate
+
+
+def decode_audio(data: Any) -> tuple[torch.Tensor, int]:
+    """Return a recording, float32 [channels, samples] in -1 to 1, and its samples a second.
+
+    Raises `SampleError` for a file that is damaged, cut short, or has more than `MAX_SAMPLES` values.
+    """
+    import torch
+
+    samples, rate = AudioClip(channels=None).read(data, Place(0.0, WHOLE))
+    return torch.from_numpy(samples), rate
+
+
+decode_audio.reads_views = True  # type: ignore[attr-defined]
+
+
+def _resampled(samples: Samples, rate: int, to: int) -> Samples:
+    """Return samples at another rate, each channel by itself."""
+    if rate == to or not samples.size:
+        return samples
+    import av
+
+    channels: list[Samples] = []
+    for channel in samples:
+        resampler = av.AudioResampler("fltp", "mono", to)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(channel[None]), "fltp", "mono")
+        frame.sample_rate = rate
+        channels.append(
+            np.concatenate([part.to_ndarray() for piece in (frame, None) for part in resampler.resample(piece)], 1)
+        )
+    return np.concatenate(channels)
 
 
 def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
@@ -230,14 +410,13 @@ def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentError(f"{name} is {value!r}: it must be a number")
-    if not low <= value <= high:  # not a number is neither
-        raise ArgumentError(f"{name} is {value!r}: it must be between {low:g} and {high:g}")
+    number = as_number(value)
+    if number is None or not low <= number <= high:
+        raise ArgumentError(f"{name} is {value!r}: it must be a number between {low:g} and {high:g}", argument=name)
 
 
 def _check_place(at: object, short: object) -> None:
     if at is not None:
         _check_number("at", at, 0, 1)
     if short not in ("pad", "error"):
-        raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"')
+        raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"', argument="short")

@@ -1,17 +1,17 @@
-"""Containers of audio and video: opened with PyAV without copying them, and checked against their headers."""
+"""Containers of audio and video: opened with PyAV without copying them, measured, and checked against their headers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import SampleError, WdsdistError
-from wdsdist.samples.marks import WHOLE, Part, stretch
+from wdsdist.samples.images.header import Head
 
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"
@@ -22,7 +22,8 @@ _FORMATS = (
 _MOST_PIXELS = 2**27
 """Pixels of a frame, for callers that decode none."""
 
-UNIT = 1_000_000
+_OPUS_RATE = 48_000
+_UNIT = 1_000_000
 """FFmpeg's times of whole containers, to a second."""
 _ATTACHED_PICTURE = 1 << 10  # of a stream's disposition
 _LEAD = 10  # seconds
@@ -86,31 +87,6 @@ def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterat
         reader.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a clip in a video or recording, or in its stretch that is one part of a record."""
-
-    share: float = 0.0
-    """From 0 at the beginning to 1 at the end."""
-    part: Part = WHOLE
-
-    def begin(self, length: int, reach: int) -> int:
-        """Return the beginning of a clip in a video or recording; ``reach`` goes from its first frame to its last.
-
-        It lies in the stretch of its part. A clip that is longer than that contains the stretch, as far as the end
-        allows.
-
-        >>> [Place(1.0, Part(number, 3)).begin(30, 7) for number in range(3)]
-        [2, 12, 22]
-        >>> [Place(0.5, Part(number, 3)).begin(30, 14) for number in range(3)]
-        [0, 8, 15]
-        """
-        own = stretch(length, *self.part)
-        room = own.stop - own.start - reach
-        begin: int = own.start + min(int(self.share * room), max(0, room - 1))
-        return max(0, min(begin, length - reach - 1))
-
-
 def first_stream(container: Any, kind: str) -> Any:
     """Return the first stream of a ``kind``, ``"audio"`` or ``"video"``, or ``None``; a cover picture is no video."""
     streams = (stream for stream in getattr(container.streams, kind) if not stream.disposition & _ATTACHED_PICTURE)
@@ -156,8 +132,24 @@ class Track:
             return first, first + self.stream.duration
         if self.container.duration is None:
             return None
-        end = Fraction((self.container.start_time or 0) + self.container.duration, UNIT) / self.tick
+        end = Fraction((self.container.start_time or 0) + self.container.duration, _UNIT) / self.tick
         return (first, int(end)) if end > first else None
+
+    def frames_from(self, time: int, *, preroll: int = 0, needed: int | None = None) -> Iterator[Any]:
+        """Yield frames from one that is shown at a time or before it; all frames if there is no such keyframe.
+
+        Args:
+            time: of the first frame that is wanted.
+            preroll: how long before it to begin.
+            needed: as `frames` takes it.
+        """
+        for start in (time - preroll, time - int(_LEAD / self.tick), None):  # the index of a container may be coarse
+            self.seek(start)
+            frames = self.frames(needed)
+            first = next(frames, None)
+            if first is not None and first.pts <= time:
+                break
+        return frames if first is None else chain([first], frames)
 
     def seek(self, time: int | None) -> None:
         """Seek to the last keyframe before a time, if there is one; ``None`` seeks to the first.
@@ -245,3 +237,67 @@ class Track:
             raise SampleError(
                 f"it is cut short or damaged: {float(seconds):.3f} s of {float(announced):.3f} s are there"
             )
+
+
+class Recording(NamedTuple):
+    """The length of audio or video."""
+
+    seconds: float
+    frames: int
+    """Frames of the first video stream; without video, samples of one channel."""
+
+
+def recording(head: Head) -> Recording:
+    """Return the length of audio or video, whose bytes are all read.
+
+    Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV.
+    """
+    with opened(head.data, "the length of audio and video") as container:
+        kind = "audio" if first_stream(container, "video") is None else "video"
+        track = Track(container, kind, len(head.data))
+        stream, seconds = track.stream, None
+        if container.duration is not None:
+            seconds = container.duration / _UNIT
+        if stream.duration is not None and (kind == "audio" or seconds is None):
+            seconds = float(stream.duration * track.tick)
+        header = stream.codec_context.extradata or b""
+        if seconds is not None and container.format.name == "ogg" and header[:8] == b"OpusHead":
+            # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
+            seconds = max(0.0, seconds - int.from_bytes(header[10:12], "little") / _OPUS_RATE)
+        # A part that an edit list leaves out is counted in the header, but not shown.
+        frames = stream.frames and stream.frames - sum(entry.is_discard for entry in stream.index_entries)
+        if seconds is None or (kind == "video" and not frames):  # its header does not say: the packets do
+            times, end = track.times()
+            seconds, frames = float(end * track.tick) if seconds is None else seconds, len(times)
+        return Recording(seconds, frames if kind == "video" else round(seconds * stream.rate))
+
+
+def check_media(data: bytes) -> None:
+    """Decode the first video and the first audio of a file to their ends.
+
+    Raises `SampleError` for what is damaged or cut short, as far as the decoders can tell, and for a file without
+    either; `ExtraMissingError` without PyAV.
+    """
+    with opened(data, "checking audio and video") as container:
+        tracks = [Track(container, kind, len(data)) for kind in ("video", "audio") if first_stream(container, kind)]
+        if not tracks:
+            raise SampleError("there is no audio or video in it")
+        ends = {track.stream.index: Fraction(0) for track in tracks}
+        decoded = dict(ends)
+        for packet in container.demux([track.stream for track in tracks]):
+            for frame in packet.decode():
+                if frame.is_corrupt:
+                    raise SampleError(f"a frame of its {packet.stream.type} is damaged")
+                if frame.pts is not None:
+                    length = (frame.duration or 0) * frame.time_base
+                    ends[packet.stream.index] = max(ends[packet.stream.index], frame.pts * frame.time_base + length)
+                    decoded[packet.stream.index] += length
+        start = Fraction(container.start_time or 0, _UNIT)
+        for track in tracks:
+            end = ends[track.stream.index]
+            if not end:
+                raise SampleError(f"there is no frame in its {track.stream.type}")
+            if container.format.name == "flac":  # FFmpeg leaves out frames whose checksum is wrong
+                track.check_length(decoded[track.stream.index])
+            else:
+                track.check_length((end if track.stream.duration else max(ends.values())) - start)

@@ -25,7 +25,7 @@ from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.encoders import encode
 from wdsdist.samples.fields import ABSENT
-from wdsdist.samples.images.decode import Pixels, converted, decode_rgb
+from wdsdist.samples.images.decode import EncodedImage, Pixels, converted
 from wdsdist.samples.images.header import UPRIGHT, image_orientation, opened, upright
 
 _STORED = {"raw": ("npy", NPY_MAGIC), "jpeg": ("jpg", b"\xff\xd8\xff")}
@@ -104,7 +104,7 @@ def reencoded(data: bytes, images: Images, *, beside_others: bool = False) -> by
     palettes, single bits, deep grey, and a lossless grey image ``beside_others`` in its sample, which is a label
     map most likely.
 
-    With ``store``, an image becomes what `decode_rgb` gives: uint8 [height, width, 3] as a ``.npy`` file, or a JPEG
+    With ``store``, an image becomes what `DecodeImage` gives: uint8 [height, width, 3] as a ``.npy`` file, or a JPEG
     of it; of animations the first picture. A JPEG that would not get smaller stays, and so does what holds numbers
     ``beside_others``.
 
@@ -121,7 +121,7 @@ def reencoded(data: bytes, images: Images, *, beside_others: bool = False) -> by
         is_sequence = image.format != "MPO" and getattr(image, "n_frames", 1) > 1
         as_pixels = store is not None and not (beside_others and has_numbers)
         if is_large and is_jpeg:  # Pillow encodes a corrupt JPEG again without an error
-            decode_rgb(data, min_width=1, min_height=1, max_pixels=images.max_pixels)
+            EncodedImage(data, images.max_pixels).decode(1, 1)
         if not as_pixels and (not is_large or is_sequence):
             return data
         may_stay = as_pixels and not is_large and image.format == "JPEG" and image.mode in ("L", "RGB")
@@ -137,7 +137,7 @@ def reencoded(data: bytes, images: Images, *, beside_others: bool = False) -> by
             pixels: Pixels = (
                 upright(np.array(converted(image)), turn)
                 if is_large
-                else decode_rgb(data, max_pixels=images.max_pixels)
+                else EncodedImage(data, images.max_pixels).decode()[0]
             )
             if store == "raw":
                 return encode("npy", pixels)

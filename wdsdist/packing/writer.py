@@ -31,7 +31,7 @@ from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
 from wdsdist.shards.tar.fields import BLOCK, END
 from wdsdist.shards.tar.writer import header, padding, plain_headers
-from wdsdist.storage.compression import Zstd
+from wdsdist.storage.compression import FLUSH_FRAME, zstd_stream
 
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""
@@ -202,7 +202,7 @@ class _TarOutput:
     def __init__(self, descriptor: int, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
-        self._zstd = Zstd(compress) if compress else None
+        self._zstd = zstd_stream(compress, self._put) if compress else None
         self._file_digest = hashlib.sha256()  # of the compressed form, which the writing thread meets first
         self._file_position = 0
         self._threads = ThreadPoolExecutor(1, "wdsdist-digest"), ThreadPoolExecutor(1, "wdsdist-write")
@@ -240,7 +240,7 @@ class _TarOutput:
         while self._busy:
             self._settle()
         if self._zstd:
-            self._put(memoryview(self._zstd.end_frame()))
+            self._zstd.flush(FLUSH_FRAME)
         return self.position, self._digest.copy(), self._file_position, self._file_digest.copy()
 
     def go_back(self, checkpoint: tuple[int, Any, int, Any]) -> None:
@@ -269,9 +269,9 @@ class _TarOutput:
         self._free.append(view)
 
     def _write(self, data: memoryview) -> None:
-        self._put(memoryview(self._zstd.add(data)) if self._zstd else data)
+        (self._zstd.write if self._zstd else self._put)(data)
 
-    def _put(self, data: memoryview) -> None:
+    def _put(self, data: memoryview | bytes) -> None:
         self._file_position += len(data)
         if self._zstd:
             self._file_digest.update(data)

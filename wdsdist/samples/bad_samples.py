@@ -37,24 +37,36 @@ _LONGEST_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class BadSamplePolicy:
-    """Policy for bad samples: raise or replace, and the file that lists them."""
+    """Policy for bad samples: raise or replace, the file that lists them, and how many there may be."""
 
     replaces: bool = False
     """Whether other samples replace bad ones."""
     quarantine: str = ""
     """Path of the file that lists them, or an empty string."""
+    budget: float | None = None
+    """The largest share of bad samples; ``None`` for no limit."""
 
     @classmethod
-    def of(cls, on_error: str, quarantine: str | os.PathLike[str] | None) -> BadSamplePolicy:
+    def of(
+        cls, on_error: str, quarantine: str | os.PathLike[str] | None, error_budget: float | None = None
+    ) -> BadSamplePolicy:
         """Check the arguments of a data set. Raises `ArgumentError` for values that cannot work.
 
         >>> BadSamplePolicy.of("replace", None)
-        BadSamplePolicy(replaces=True, quarantine='')
+        BadSamplePolicy(replaces=True, quarantine='', budget=None)
         """
         if on_error not in ("raise", "replace"):
             raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"', argument="on_error")
-        check_replaces("quarantine", quarantine, on_error)
-        return cls(on_error == "replace", "" if quarantine is None else checked_path(quarantine))
+        for name, value in (("quarantine", quarantine), ("error_budget", error_budget)):
+            if value is not None and on_error != "replace":
+                raise ArgumentError(f'{name} is given, but on_error is "raise": pass on_error="replace"', argument=name)
+        budget = as_number(error_budget)
+        if error_budget is not None and (budget is None or not 0 <= budget <= 1):
+            raise ArgumentError(
+                f"error_budget is {error_budget!r}: it must be a share of the samples between 0 and 1, such as 0.01",
+                argument="error_budget",
+            )
+        return cls(on_error == "replace", "" if quarantine is None else checked_path(quarantine), budget)
 
 
 STRICT = BadSamplePolicy()
@@ -70,24 +82,6 @@ def checked_path(quarantine: str | os.PathLike[str]) -> str:
             argument="quarantine",
         )
     return str(path)
-
-
-def check_budget(error_budget: object, on_error: str) -> float | None:
-    """Return ``error_budget=`` as a number. Raises `ArgumentError` for a value that is no share, or under "raise"."""
-    check_replaces("error_budget", error_budget, on_error)
-    budget = as_number(error_budget)
-    if error_budget is not None and (budget is None or not 0 <= budget <= 1):
-        raise ArgumentError(
-            f"error_budget is {error_budget!r}: it must be a share of the samples between 0 and 1, such as 0.01",
-            argument="error_budget",
-        )
-    return budget
-
-
-def check_replaces(name: str, value: object, on_error: str) -> None:
-    """Raise `ArgumentError` for an argument that has an effect only if bad samples are replaced."""
-    if value is not None and on_error != "replace":
-        raise ArgumentError(f'{name} is given, but on_error is "raise": pass on_error="replace"', argument=name)
 
 
 @dataclass(frozen=True, slots=True)

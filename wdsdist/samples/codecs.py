@@ -1,7 +1,7 @@
 """The table of decoders: functions from the bytes of a member to its value, by extension.
 
 It is the usual table of WebDataset readers, without any that runs code from the data: pickles are never read, and
-``.pth`` only as plain tensors. What decodes images and audio loads when the first of them is decoded.
+``.pth`` only as plain tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist.errors import SampleError
 
@@ -34,10 +33,6 @@ _INSTALL = {"PIL": "wdsdist[images]", "av": "wdsdist[media]"}
 def missing_package(error: ImportError) -> str:
     """Return the package to install after an import failed."""
     return _INSTALL.get(str(error.name), str(error.name))
-
-
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8")
 
 
 def read_npy(data: bytes) -> npt.NDArray[Any]:
@@ -83,7 +78,7 @@ def _decode_pth(data: bytes) -> Any:
 
 
 _TABLE: dict[str, Callable[[bytes], Any]] = {
-    "txt text transcript": _decode_text,
+    "txt text transcript": bytes.decode,
     "cls cls2 index inx id": int,
     "json jsn": json.loads,
     "npy": read_npy,
@@ -95,16 +90,3 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     extension: decode for names, decode in _TABLE.items() for extension in names.split()
 }
 """The functions of bytes that ``decode=True`` takes, by extension."""
-
-
-def media_decoder(form: str, kind: str) -> Callable[[Any], Any] | None:
-    """Return the decoder of images or audio for a file type and a form of ``decode=``; ``None`` for other types."""
-    if form in IMAGE_FORMS and kind in IMAGE_TYPES:
-        from wdsdist.samples.images.decode import DecodeImage
-
-        return DecodeImage(form)
-    if form == AUDIO and kind in AUDIO_TYPES:
-        from wdsdist.media.audio import decode_audio
-
-        return decode_audio
-    return None

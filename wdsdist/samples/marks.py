@@ -54,7 +54,7 @@ def parted(function: Function) -> Function:
     >>> @parted
     ... def page(data, part, parts):
     ...     return data.split(b"|")[part]
-    >>> call(page, b"one|two|three", 0, Part(1, 3))
+    >>> caller(page)(b"one|two|three", 0, Part(1, 3))
     b'two'
 
     Raises `ArgumentError` for an object that cannot be called.
@@ -72,13 +72,21 @@ def is_parted(function: object) -> bool:
     return _has_mark(function, _PARTED)
 
 
-def call(function: Callable[..., Any], data: Any, seed: int, part: Part | None) -> Any:
-    """Call a decode function or transform with the seed and the part that its marks ask for."""
-    arguments = (data, seed) if is_seeded(function) else (data,)
-    if not is_parted(function):
-        return function(*arguments)
-    number, total = part or WHOLE
-    return function(*arguments, part=number, parts=total)
+def caller(function: Callable[..., Any]) -> Callable[[Any, int, Part | None], Any]:
+    """Return a function of (data, seed, part) that passes to another one what its marks ask for.
+
+    >>> caller(seeded(max))(1, 2, None), caller(len)(b"data", 2, None)
+    (2, 4)
+    """
+    takes_seed = is_seeded(function)
+    if is_parted(function):
+
+        def call(data: Any, seed: int, part: Part | None) -> Any:
+            number, total = part or WHOLE
+            return function(*((data, seed) if takes_seed else (data,)), part=number, parts=total)
+
+        return call
+    return (lambda data, seed, part: function(data, seed)) if takes_seed else lambda data, seed, part: function(data)
 
 
 def stretch(length: int, part: int, parts: int) -> slice:

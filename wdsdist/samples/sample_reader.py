@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.samples.bad_samples import Replaced
+from wdsdist.samples.bad_samples import Replaced, described
 from wdsdist.samples.collate import collate
 from wdsdist.samples.marks import Part
-from wdsdist.samples.members import BAD, Members, Rows
+from wdsdist.samples.members import Members
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
@@ -99,8 +99,8 @@ class SampleReader:
         """
         padded = None if padding is None else np.array([padding])
         try:
-            rows = self._rows(np.array([shard]), np.array([sample]), np.array([epoch]), padded)
-            return self._sample(Members(rows, self._optional, strict=strict), 0, epoch)
+            members = self._members(np.array([shard]), np.array([sample]), np.array([epoch]), padded)
+            return self._sample(members, 0, epoch, strict=strict)
         finally:
             self.source.release()  # a sample holds copies
 
@@ -120,7 +120,7 @@ class SampleReader:
         released.
         """
         try:
-            members = Members(self._rows(shards, samples, epochs, padding), self._optional)
+            members = self._members(shards, samples, epochs, padding)
             if collate_fn is None and not self._has_transform:
                 batch = members.columns(deferred=deferred, copied=self.source.is_bounded and not deferred)
                 if batch is not None:
@@ -138,8 +138,10 @@ class SampleReader:
         """Return the replacements in the sample or batch that was made last, or ``None`` without any."""
         return Replaced(self._num_replaced, tuple(self._bad.values())) if self._num_replaced else None
 
-    def _rows(self, shards: Int64s, samples: Int64s, epochs: Int64s, padding: npt.NDArray[np.bool_] | None) -> Rows:
-        """Open the shards of a batch until they are released, and return its samples."""
+    def _members(
+        self, shards: Int64s, samples: Int64s, epochs: Int64s, padding: npt.NDArray[np.bool_] | None
+    ) -> Members:
+        """Open the shards of a batch until they are released, and gather the members of its samples."""
         self._num_replaced, self._bad = 0, {}
         numbers = shards.tolist()
 
@@ -157,65 +159,69 @@ class SampleReader:
         if self._needs_seeds:
             keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
             seeds = (keys >> np.uint64(1)).tolist()
-        return Rows(
+        return Members(
             specs={shard: self._spec(number) for number, shard in opened.items()},
+            optional=self._optional,
             shards=[opened[number] for number in numbers],
             samples=stored,
             seeds=seeds,
-            padding=None if padding is None else padding.tolist(),
+            padding=[None] * len(numbers) if padding is None else padding.tolist(),
             parts=self._parts(shards, samples),
         )
 
-    def _parts(self, shards: Int64s, samples: Int64s) -> list[Part] | None:
-        """Return which part of its record each sample is, or ``None`` if the data set has whole samples."""
+    def _parts(self, shards: Int64s, samples: Int64s) -> Sequence[Part | None]:
+        """Return which part of its record each sample is; ``None`` for each if the data set has whole samples."""
         parts = self._manifest.parts_of(shards, samples)
-        return None if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
+        return [None] * len(shards) if parts is None else [Part(*numbers) for numbers in parts.T.tolist()]
 
-    def _sample(self, members: Members, row: int, epoch: int) -> Any:
+    def _sample(self, members: Members, row: int, epoch: int, *, strict: bool = False) -> Any:
         """Return a sample of a batch, or its substitute: the first good sample of its shard in the order of a hash.
 
         Samples that fit into the batch come first. The hash is of the seed, the epoch and the sample: the substitute is
         the same on a rerun, after a resume, and with any number of workers and ranks.
         """
-        value = members.sample(row)
-        if value is not BAD:
-            return value
+        try:
+            return members.sample(row)
+        except Exception as error:
+            if strict or not members.replaces(row, error):
+                raise
+            bad = self._note(members, row, error)
         self._num_replaced += 1
-        rows, shard = members.rows, members.rows.shards[row]
-        bad = self._note(rows, row, *members.bad[row])
-        part = rows.part(row)
-        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, rows.samples[row], *(part[:1] if part else ()))
+        shard, own, part = members.shards[row], members.samples[row], members.parts[row]
+        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, own, *(part[:1] if part else ()))
         numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
         stored = [shard.stored(number) for number in numbers.tolist()]
         if self.misfits is not None:
-            misfits = self.misfits(shard.number, numbers, stored.index(rows.samples[row]))
+            misfits = self.misfits(shard.number, numbers, stored.index(own))
             order = np.argsort(misfits, kind="stable")
             numbers, stored = numbers[order], [stored[number] for number in order.tolist()]
         for number, sample in zip(numbers.tolist(), stored, strict=True):
-            if sample == rows.samples[row]:
+            if sample == own:
                 continue
-            parts = self._parts(np.array([shard.number]), np.array([number]))
-            substitute = Members(rows.substitute(row, sample, None if parts is None else parts[0]), self._optional)
-            value = substitute.sample(0)
-            if value is not BAD:
-                return value
-            self._note(substitute.rows, 0, *substitute.bad[0])
+            (part,) = self._parts(np.array([shard.number]), np.array([number]))
+            substitute = members.substitute(row, sample, part)
+            try:
+                return substitute.sample(0)
+            except Exception as error:
+                if not substitute.replaces(0, error):
+                    raise
+                self._note(substitute, 0, error)
         raise SampleError(
             f"{shard.name} has no good sample among its {shard.num_samples:,} to replace {bad.key!r} "
             f"({bad.field or 'sample'}: {bad.reason}): leave the shard out, or correct its data, fields=, decode= or "
             f"transform="
         )
 
-    def _note(self, rows: Rows, row: int, field: str, reason: str) -> BadEntry:
+    def _note(self, members: Members, row: int, error: Exception) -> BadEntry:
         """Note a bad sample of the batch, and return its entry in a quarantine file."""
         from wdsdist.shards.quarantine import BadEntry
 
-        shard, part = rows.shards[row], rows.part(row)
+        (field, reason), shard, part = described(error), members.shards[row], members.parts[row]
         if part and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"
         manifest, number = self._manifest.part(shard.number)
         entry = BadEntry(
-            shard.key(rows.samples[row]), manifest.shown_name(number), field, reason, manifest.whole.fingerprint,
+            shard.key(members.samples[row]), manifest.shown_name(number), field, reason, manifest.whole.fingerprint,
             shard.dataset,
         )  # fmt: skip
-        return self._bad.setdefault((shard.number, entry.key), (entry, rows.specs[shard].policy.quarantine))[0]
+        return self._bad.setdefault((shard.number, entry.key), (entry, members.specs[shard].policy.quarantine))[0]

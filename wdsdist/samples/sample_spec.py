@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,13 +19,12 @@ from wdsdist.samples.codecs import (
     DECODERS,
     EXPANSION_LIMIT,
     IMAGE_FORMS,
-    media_decoder,
     missing_package,
     read_npy,
 )
-from wdsdist.samples.collate import Buffer, Sample, Stacked
+from wdsdist.samples.collate import Buffer, Stacked
 from wdsdist.samples.fields import ANY_IMAGE, Fields
-from wdsdist.samples.marks import Part, call, is_parted, is_seeded
+from wdsdist.samples.marks import Part, caller, is_seeded
 
 Decode = bool | str | Mapping[str, Any] | None
 """What ``decode=`` takes: ``None``, ``True``, a form of images, ``"audio"``, or functions and dtypes by extension."""
@@ -35,46 +33,28 @@ Unzip = Callable[[bytes, int, int], bytes]
 """Unpacks gzip data; takes the number of the gzip layer, from 1, and the most bytes that may come out."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """How the members of one field and extension are decoded."""
+    """How the members of one field and extension are decoded: unpacked from layers of gzip, and read."""
 
-    function: Callable[..., Any]
-    layers: int
-    """Layers of gzip to unpack before."""
-    reads_views: bool = field(init=False)
-    """Whether the function takes a view of bytes."""
-    is_marked: bool = field(init=False)
-    """Whether the function takes a seed or a part."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reads_views", getattr(self.function, "reads_views", False))
-        object.__setattr__(self, "is_marked", is_seeded(self.function) or is_parted(self.function))
-
-    def __call__(self, data: Buffer, seed: int, part: Part | None) -> Any:
-        data = data if self.reads_views else bytes(data)
-        return call(self.function, data, seed, part) if self.is_marked else self.function(data)
-
-    @property
-    def is_raw(self) -> bool:
+    def __init__(self, function: Callable[..., Any], layers: int) -> None:
+        call = caller(function)
+        reads_views = getattr(function, "reads_views", False)  # others take bytes
+        self.read: Callable[[Buffer, int, Part | None], Any] = (
+            call if reads_views else lambda data, seed, part: call(bytes(data), seed, part)
+        )
+        """Takes the unpacked bytes, the seed and the part."""
+        self.layers = layers
+        self.is_raw = function is bytes and not layers
         """Whether members stay bytes."""
-        return self.function is bytes and not self.layers
-
-    @property
-    def plain(self) -> Callable[[Buffer], Any] | None:
-        """The function of a member's stored bytes, if these alone decide the value."""
-        if self.layers or self.is_marked:
-            return None
-        function = self.function
-        return function if self.reads_views else lambda data: function(bytes(data))
+        self._function = function
 
     def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
         """Stack the members of a column into one tensor; return ``None`` if each must be decoded by itself."""
         if self.layers:
             return None
-        if self.function is read_npy:
+        if self._function is read_npy:
             return stacked_npy(parts)
-        return self.function.stacked(parts) if isinstance(self.function, RawArray) else None
+        return self._function.stacked(parts) if isinstance(self._function, RawArray) else None
 
 
 class Decoder:
@@ -90,31 +70,34 @@ class Decoder:
 
     def __init__(self, decode: Decode, arrays: Mapping[str, Any] | None = None) -> None:
         """Make a decoder; ``arrays`` are the types of raw arrays, by field, that ``index.json`` notes."""
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._form = ""  # of images, or "audio"
+        functions: dict[str, Callable[..., Any]] = {}
         self._required: list[str] = []
         self._steps: dict[tuple[str, str], Step] = {}
         self.is_raw = decode is None or decode is False
         if isinstance(decode, Mapping):
-            given = {extension: _checked(extension, what) for extension, what in decode.items()}
-            self._functions = {name.lower().removesuffix("?"): function for name, function in given.items()}
-            self._required = [name.lower() for name in given if not name.endswith("?")]
+            checked = {extension: _checked(extension, what) for extension, what in decode.items()}
+            functions = {name.lower().removesuffix("?"): function for name, function in checked.items()}
+            self._required = [name.lower() for name in checked if not name.endswith("?")]
         elif isinstance(decode, (bool, str)):
-            self._functions = dict(DECODERS) if decode else {}
-            if isinstance(decode, str):
-                forms = (*IMAGE_FORMS, AUDIO)
-                if decode not in forms:
-                    raise ArgumentError(
-                        f"decode is {decode!r}: as a string it must be one of {', '.join(forms)}", argument="decode"
-                    )
-                self._form = decode
-            noted = {name: RawArray.noted(note) for name, note in (arrays or {}).items() if decode}
-            self._functions = noted | self._functions
+            if decode:
+                functions = {name: RawArray.noted(note) for name, note in (arrays or {}).items()} | DECODERS
+            if decode == AUDIO:
+                from wdsdist.media.clips import decode_audio
+
+                functions |= dict.fromkeys(AUDIO_TYPES, decode_audio)
+            elif decode in IMAGE_FORMS:
+                from wdsdist.samples.images.decode import DecodeImage
+
+                functions |= dict.fromkeys(IMAGE_TYPES, DecodeImage(decode))
+            elif isinstance(decode, str):
+                forms = ", ".join((*IMAGE_FORMS, AUDIO))
+                raise ArgumentError(f"decode is {decode!r}: as a string it must be one of {forms}", argument="decode")
         elif decode is not None:
             raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping", argument="decode")
-        self.is_seeded = any(map(is_seeded, self._functions.values()))
-        self.is_light = not self._form and all(
-            isinstance(function, RawArray) or function in DECODERS.values() for function in self._functions.values()
+        self._functions = functions
+        self.is_seeded = any(map(is_seeded, functions.values()))
+        self.is_light = all(
+            isinstance(function, RawArray) or function in DECODERS.values() for function in functions.values()
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,7 +150,7 @@ class Decoder:
     def _function(self, name: str, field: str) -> Callable[..., Any] | None:
         """Return the decoder of an extension or a field; ``None`` if members stay bytes."""
         known, kind = self._functions, last_part(name)
-        function = known.get(name) or known.get(kind) or media_decoder(self._form, kind) or known.get(field)
+        function = known.get(name) or known.get(kind) or known.get(field)
         return function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
 
     def __call__(
@@ -201,7 +184,7 @@ class Decoder:
                     unpacked = compression.unzip(bytes(unpacked), EXPANSION_LIMIT)
                 else:
                     unpacked = unzip(bytes(unpacked), layer, EXPANSION_LIMIT)
-            return step(unpacked, seed, part)
+            return step.read(unpacked, seed, part)
         except (SampleError, ExtraMissingError):
             raise
         except Exception as error:
@@ -253,13 +236,3 @@ class SampleSpec:
     def needs_seeds(self) -> bool:
         """Whether decoding or transforming a sample needs a seed."""
         return is_seeded(self.transform) or self.decoder.is_seeded
-
-    def transformed(self, sample: Sample, seed: int, part: Part | None = None) -> Any:
-        """Apply the transform to a sample."""
-        if self.transform is None:
-            return sample
-        return call(self.transform, sample, seed, part) if self._is_marked else self.transform(sample)
-
-    @functools.cached_property
-    def _is_marked(self) -> bool:
-        return is_seeded(self.transform) or is_parted(self.transform)

@@ -58,7 +58,7 @@ def expand(
                 expanded += _of_list(storage.normalise(name[1:]), storage_options, allow_elsewhere=allow_elsewhere)
             else:
                 for pattern in _of_braces(name):
-                    expanded += _of_glob(pattern, storage_options)
+                    expanded += matching(pattern, storage.named(storage_options, [storage.normalise(pattern)]))
     if not expanded:
         raise NotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
     return expanded
@@ -111,7 +111,7 @@ def _has_magic(name: str) -> bool:
     return glob.has_magic(_BEFORE_PATH.sub("", name).partition("?")[0] if storage.is_remote(name) else name)
 
 
-def _of_glob(name: str, options: _Options) -> list[str]:
+def matching(name: str, options: storage.StorageOptions) -> list[str]:
     """Return the sorted locations that match a pattern: the tars among them, if there are any."""
     location = storage.normalise(name)
     if not _has_magic(location) or _exists(name):
@@ -121,7 +121,7 @@ def _of_glob(name: str, options: _Options) -> list[str]:
         names = location[len(folder) + 1 :].split("/")
         parts = (".*" if name == "**" else fnmatch.translate(name)[4:-3].replace(".*", "[^/]*") for name in names)
         regex = re.compile("/".join(parts))
-        entries = storage.list(folder, storage.named(options, [location]), recursive=len(names) > 1 or "**" in names)
+        entries = storage.list(folder, options, recursive=len(names) > 1 or "**" in names)
         locations = [storage.join(folder, entry.name) for entry in entries if regex.fullmatch(entry.name)]
     else:
         locations = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern

@@ -8,32 +8,37 @@ the location in the message, without its credentials. The engine is imported at 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.storage.policy import Deadline, RequestPolicy, policy, use_policy
-from wdsdist.storage.urls import beside, is_read_only, is_remote, join, local_path, normalise, scheme, shown, split
+from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
+from wdsdist.storage.urls import (
+    StorageOptions,
+    beside,
+    is_read_only,
+    is_remote,
+    join,
+    local_path,
+    named,
+    normalise,
+    scheme,
+    shown,
+    split,
+)
+from wdsdist.storage.waiting import Deadline
 
 if TYPE_CHECKING:
     from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch
     from wdsdist.storage.failures import PASSING, Failure, raise_alone
-    from wdsdist.storage.options import StorageOptions, named, options_for, store_of
-    from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
+
+_LATE = {"Download": "engine", "Transfer": "engine", "begin_ranges": "engine", "fetch": "engine",
+         "PASSING": "failures", "Failure": "failures", "raise_alone": "failures"}  # fmt: skip
 
 __all__ = [
-    "PASSING", "Deadline", "Download", "Entry", "Failure", "RequestPolicy", "StorageOptions", "Transfer",
-    "begin_ranges", "beside", "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named",
-    "normalise", "options_for", "policy", "put", "raise_alone", "read", "read_until", "scheme", "shown",
-    "split", "stat", "store_of", "upload", "use_policy",
+    "PASSING", "Deadline", "Download", "Entry", "Failure", "StorageOptions", "Transfer", "begin_ranges", "beside",
+    "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named", "normalise",
+    "put", "raise_alone", "read", "read_until", "scheme", "shown", "split", "stat", "upload",
 ]  # fmt: skip
-
-_LATE = {
-    "engine": ("Download", "Transfer", "begin_ranges", "fetch"),
-    "failures": ("PASSING", "Failure", "raise_alone"),
-    "options": ("StorageOptions", "named", "options_for", "store_of"),
-    "store": ("Entry", "delete", "list", "put", "read", "read_until", "stat", "upload"),
-}
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LATE.items():
-        if name in names:
-            return getattr(import_module(f"wdsdist.storage.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"wdsdist.storage.{_LATE[name]}"), name)

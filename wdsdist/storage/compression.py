@@ -1,4 +1,4 @@
-"""Compressed tars: read as a stream of pieces, decompressed into a file, and written by zstd; and gzip in memory.
+"""Compressed tars, decompressed as a stream of pieces into a file, and written by zstd; and gzip in memory.
 
 The first bytes of a file give its codec, as names are often wrong. A compressed tar can only be read from its start, so
 it is decompressed once, in one pass, into a file.
@@ -10,8 +10,9 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from wdsdist._util.extras import extra
@@ -32,6 +33,7 @@ _ALWAYS = 256 << 20
 
 _ZST = re.compile(r"zst(?::([0-9]{1,2}))?")
 _LEVEL, _HIGHEST_LEVEL = 3, 22  # zstd's own
+FLUSH_FRAME = 1  # the same
 
 
 def codec_of(path: Path) -> str | None:
@@ -212,25 +214,12 @@ def checked(compress: str | None) -> str | None:
     return f"zst:{level}"
 
 
-class Zstd:
-    """Compresses a stream piece by piece; ``compress`` is what `checked` returns.
+def zstd_stream(compress: str, write: Callable[[bytes], object]) -> Any:
+    """Return a stream that gives what it compresses to a function; ``compress`` is what `checked` returns.
 
-    The data since a call of `end_frame` can be dropped: they are a frame of their own, which no other needs. The same
-    pieces and calls give the same bytes.
+    ``flush(FLUSH_FRAME)`` ends a frame: what comes later can be dropped.
     """
+    import zstandard
 
-    def __init__(self, compress: str) -> None:
-        import zstandard
-
-        self._compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
-        self._frame: Any = None
-
-    def add(self, data: memoryview) -> bytes:
-        """Return the next bytes of the compressed stream."""
-        self._frame = self._frame or self._compressor.compressobj()
-        return bytes(self._frame.compress(data))
-
-    def end_frame(self) -> bytes:
-        """Return the rest of a frame that has been begun."""
-        frame, self._frame = self._frame, None
-        return b"" if frame is None else bytes(frame.flush())
+    compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
+    return compressor.stream_writer(SimpleNamespace(write=write), write_size=_CHUNK)  # type: ignore[arg-type]

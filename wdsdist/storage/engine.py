@@ -14,20 +14,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple
 
 from wdsdist.errors import DestinationError, StorageError, WdsdistError
-from wdsdist.storage.failures import Attempts, Failure, mapped, raise_alone
-from wdsdist.storage.options import StorageOptions
-from wdsdist.storage.policy import Deadline, policy
+from wdsdist.storage.failures import Attempts, failure_of, raise_alone
 from wdsdist.storage.store import Sink, connect, stat
-from wdsdist.storage.urls import shown
-from wdsdist.storage.waiting import Request, under_way
+from wdsdist.storage.urls import StorageOptions, shown
+from wdsdist.storage.waiting import Deadline, Request, policy, under_way
 
-T = TypeVar("T")
 Range = tuple[int, int | None]
 """The first byte, and the one behind the last; ``None`` for the end of an object of unknown size."""
 
@@ -36,6 +31,8 @@ _IDLE = 5.0
 """Seconds that a thread without work waits for more."""
 _ATTEMPTS_AHEAD = 4
 """Attempts at what is fetched ahead; then its thread is free for other requests, and its chunks for a batch."""
+_LOOKS = 10
+"""Looks of the consumer at its request before the first warning is due."""
 _GRACE = 2.0
 """Seconds beyond the deadline for a thread to say what failed."""
 
@@ -69,20 +66,11 @@ class _Pool:
             task()
 
 
-_pools: dict[bool, _Pool] = {}
+_pools = {is_ahead: _Pool() for is_ahead in (False, True)}
+os.register_at_fork(after_in_child=lambda: _pools.update({is_ahead: _Pool() for is_ahead in _pools}))
 
 
-def _begin_without_threads() -> None:
-    global _pools
-    _pools = {is_ahead: _Pool() for is_ahead in (False, True)}
-
-
-_begin_without_threads()
-os.register_at_fork(after_in_child=_begin_without_threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Figures of one download."""
 
     bytes: int
@@ -121,7 +109,7 @@ class Download:
     def __enter__(self) -> Download:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopped.set()
             self._changed.wait_for(lambda: not self._writing)
@@ -134,9 +122,9 @@ class Download:
         end = self._deadline.end + _GRACE if self._deadline else math.inf
         with under_way(self.request), self, self._changed:
             while self._left and self._error is None and time.monotonic() < end:
-                self._changed.wait(min(self.request.step, max(0.0, end - time.monotonic())))
+                self._changed.wait(min(policy.first_warning / _LOOKS, max(0.0, end - time.monotonic())))
                 self.request.look()
-            error = self._error or (self._attempts.over() if self._left else None)
+            error = self._error or (self._attempts.error() if self._left else None)
         if error is not None:
             raise_alone(error)
         return Transfer(max(0, self.request.bytes), self._retries)
@@ -149,9 +137,9 @@ class Download:
 
     def _run(self, task: Task) -> None:
         """Make attempts in a thread until one succeeds, none can, or nobody waits any more."""
-        location, deadline = self.request.location, self._deadline
-        attempts = Attempts(location, deadline, patience=self._patience)
-        patience = min(policy().stall, deadline.seconds / 4) if deadline else policy().stall
+        request, deadline = self.request, self._deadline
+        attempts = Attempts(request.location, deadline, patience=self._patience)
+        patience = min(policy.stall, deadline.seconds / 4) if deadline else policy.stall
         received = 0
 
         def take(offset: int, piece: memoryview) -> None:
@@ -170,7 +158,7 @@ class Download:
             finally:
                 with self._changed:
                     self._writing -= 1
-                    self.request.bytes += len(piece)
+                    request.bytes += len(piece)
                     received += len(piece)
                     if self._stopped.is_set():
                         self._changed.notify_all()
@@ -180,26 +168,29 @@ class Download:
                 timeout = min(patience, deadline.left()) if deadline else patience
                 with self._changed:  # `+=` of several threads would lose some
                     self._retries += attempts.failures > 0
-                    self.request.bytes -= received  # of an attempt that failed
+                    request.bytes -= received  # of an attempt that failed
                     received = 0
                 try:
-                    with mapped(location, self.request.verb):
-                        if timeout <= 0:
-                            raise TimeoutError("the time is over before it could be asked for")
-                        task(take, timeout)
+                    if timeout <= 0:
+                        raise TimeoutError("the time is over before it could be asked for")
+                    task(take, timeout)
+                    attempts.succeeded()
                     break
-                except Failure as failure:
-                    if failure.kind == "timeout":
-                        patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
-                    if failure.kind == "expired":  # which S3 alone says
-                        from wdsdist.storage import s3
+                except WdsdistError:
+                    raise
+                except Exception as error:
+                    failure = failure_of(error, request.location, request.verb)
+                if failure.kind == "timeout":
+                    patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
+                if failure.kind == "expired":  # which S3 alone says
+                    from wdsdist.storage import s3
 
-                        s3.forget()
-                    self._attempts = attempts
-                    pause = attempts.failed(failure)
-                    if self.request.is_ahead and attempts.failures == _ATTEMPTS_AHEAD:
-                        raise_alone(attempts.over())
-                    self.request.failed(failure, attempts.failures)
+                    s3.forget()
+                self._attempts = attempts
+                pause = attempts.failed(failure)
+                if pause is None or (request.is_ahead and attempts.failures == _ATTEMPTS_AHEAD):
+                    raise attempts.error()
+                request.failed(failure, attempts.failures)
                 self._stopped.wait(pause)
         except _Cancelled:
             pass
@@ -210,17 +201,6 @@ class Download:
                 self._left -= 1
                 if not self._left:
                     self._changed.notify_all()
-
-
-def run(location: str, action: Callable[[float], T], verb: str, deadline: Deadline | None) -> T:
-    """Run an action that takes the seconds to wait for an answer, with retries; return what it returns."""
-    results: list[T] = []
-
-    def task(take: Sink, timeout: float) -> None:
-        results[:] = [action(timeout)]
-
-    Download(Request(location, verb), [task], lambda *_: None, deadline, policy().patience).result()
-    return results[0]
 
 
 def begin_ranges(
@@ -251,7 +231,7 @@ def begin_ranges(
 
     request = Request(location, size=known or None, bytes=0, is_ahead=is_ahead)
     tasks = [functools.partial(task, *pair) for pair in pairs]
-    return Download(request, tasks, sink, deadline, policy().download_patience)
+    return Download(request, tasks, sink, deadline, policy.download_patience)
 
 
 def fetch(
@@ -264,7 +244,7 @@ def fetch(
     """
     total = stat(location, options, deadline=deadline).size if size is None else size
     size = None if total < 0 else total
-    count = max(1, -(-total // policy().part_bytes))
+    count = max(1, -(-total // policy.part_bytes))
     parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
     whole: list[Range] = [(0, size)]
     try:

@@ -7,7 +7,6 @@ status of HTTP, somewhere along the chain of causes.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import random
 import re
 import socket
@@ -16,9 +15,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
-from wdsdist.errors import NotFoundError, StorageError, WdsdistError
-from wdsdist.storage.policy import Deadline, policy
-from wdsdist.storage.urls import scheme, scrubbed, shown
+from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.storage.urls import scheme, scrubbed, shown, store_of
+from wdsdist.storage.waiting import Deadline, policy
 
 Kind = Literal["absent", "denied", "invalid", "ranges", "length", "expired", "timeout", "unreachable", "broken", "busy"]
 """Why a request failed.
@@ -86,66 +85,46 @@ class Attempts:
         self._cause: Failure | None = None
         self.failures = 0
 
-    def failed(self, failure: Failure) -> float:  # noqa: RET503 - `raise_alone` does not return
-        """Return the seconds to wait after a failed attempt.
-
-        Raises `NotFoundError`, or `StorageError` with its kind, the attempts and the seconds, if another attempt
-        cannot help or the time is over. An attempt that timed out has no answer: the message has an earlier cause.
-        """
+    def failed(self, failure: Failure) -> float | None:
+        """Return the seconds to wait after a failed attempt; ``None`` if no other can help, or the time is over."""
         self.failures += 1
-        kind = failure.kind
-        if kind == "absent":
-            raise_alone(NotFoundError(str(failure)))
-        if kind not in _TRIED_AGAIN:
-            raise_alone(StorageError(self._message(failure) if self.failures > 1 else str(failure), kind=kind))
+        # An attempt that timed out has no answer: the message has an earlier cause.
+        causes = failure, self._cause or failure
+        self._cause = max(causes, key=lambda cause: (cause.kind == "expired", cause.kind != "timeout"))
+        if failure.kind not in _TRIED_AGAIN:
+            self._cause = failure
+            return None
         limit = self._limit = self._limit or Deadline(self._patience)
-        if kind == "unreachable" and _host(self._location) not in _answered:
+        if failure.kind == "unreachable" and store_of(self._location) not in _answered:
             limit = min(limit, Deadline(_MOST_SECONDS_UNREACHABLE, began=self._began), key=lambda each: each.end)
-        before = self._cause or failure
-        self._cause = max(failure, before, key=lambda each: (each.kind == "expired", each.kind != "timeout"))
-        self._wrong_lengths += kind == "length"
-        most = min(policy().first_pause * 2 ** min(self.failures - 1, 10), policy().longest_pause)
+        self._wrong_lengths += failure.kind == "length"
+        most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
         pause = (failure.retry_after or 0.0) + random.uniform(0, most)
-        if self._wrong_lengths < _MOST_WRONG_LENGTHS and pause < limit.left():
-            return pause
-        raise_alone(self.over())
+        return pause if self._wrong_lengths < _MOST_WRONG_LENGTHS and pause < limit.left() else None
 
-    def over(self) -> StorageError:
-        """Return the error for a time that is over, also before any attempt ended."""
+    def succeeded(self) -> None:
+        """Note that the store has answered this process."""
+        _answered.add(store_of(self._location))
+
+    def error(self) -> NotFoundError | StorageError:
+        """Return the error of the request, with its kind, the attempts and the seconds."""
         cause = self._cause or Failure("timeout", f"{shown(self._location)} cannot be read in time")
-        return StorageError(self._message(cause), kind=cause.kind)
-
-    def _message(self, cause: Failure) -> str:
+        if cause.kind == "absent":
+            return NotFoundError(str(cause))
+        is_tried_again = cause.kind in _TRIED_AGAIN
+        if not is_tried_again and self.failures == 1:
+            return StorageError(str(cause), kind=cause.kind)
         seconds = time.monotonic() - self._began
         parts = [f"{self.failures} attempt{'s'[: self.failures != 1]} in {seconds:.{1 if seconds < 10 else 0}f} s"]
         if self._deadline is not None and self._deadline.name:
-            if cause.kind in _TRIED_AGAIN and self._deadline.left() <= policy().longest_pause:
+            if is_tried_again and self._deadline.left() <= policy.longest_pause:
                 parts.append(f"{self._deadline.name}={self._deadline.seconds:g} is the limit")
             parts.append("a resume from the last checkpoint goes on")
-        return f"{cause} ({'; '.join(parts)})"
+        return StorageError(f"{cause} ({'; '.join(parts)})", kind=cause.kind)
 
 
 _answered: set[str] = set()
-"""Hosts and buckets that have answered this process: if their name is not found later, the fault will pass."""
-
-
-@contextlib.contextmanager
-def mapped(location: str, verb: str = "read") -> Iterator[None]:
-    """Turn whatever a back end raises into a `Failure`, and note that the store has answered if nothing is raised.
-
-    The back end's own exception may hold a signed URL or a password. It is left behind: see `raise_alone`.
-    """
-    try:
-        yield
-    except WdsdistError as error:
-        raise_alone(error)
-    except Exception as error:
-        raise_alone(error if isinstance(error, Failure) else failure_of(error, location, verb))
-    _answered.add(_host(location))
-
-
-def _host(location: str) -> str:
-    return "/".join(location.split("/", 3)[:3])
+"""Stores that have answered this process: if their name is not found later, the fault will pass."""
 
 
 def raise_alone(error: BaseException) -> NoReturn:
@@ -156,18 +135,22 @@ def raise_alone(error: BaseException) -> NoReturn:
     """
     try:
         raise error from None
-    except BaseException:
-        error.__context__ = None
-        raise
     finally:
+        error.__context__ = None
         del error  # which holds this frame, and so all that its callers hold, until garbage is collected
 
 
 def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
-    """Return the failure that an exception of a back end stands for."""
+    """Return the failure that an exception of a back end stands for.
+
+    The exception itself may hold a signed URL or a password, and is left behind.
+    """
+    if isinstance(error, Failure):
+        return error
     causes = list(_causes(error))
-    status = next(filter(None, map(_status, causes)), None)
-    code = next(filter(None, map(_s3_code, causes)), "")
+    answers = list(map(_answer, causes))
+    status = next((status for status, *_ in answers if status is not None), None)
+    code = next((code for _, code, _ in answers if code), "")
     kind = None if status is None else _KINDS.get(status, "busy" if status >= 500 else "invalid")
     if kind == "absent" or isinstance(error, FileNotFoundError):
         if verb == "written":
@@ -188,7 +171,8 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
     if any(isinstance(cause, TimeoutError) for cause in causes):  # S3 calls a slow request a bad one: 400
         return Failure("timeout", message)
     if kind is not None:
-        return Failure(kind, message, next((after for after in map(_retry_after, causes) if after is not None), None))
+        waits = [_retry_after(headers) for *_, headers in answers if headers]
+        return Failure(kind, message, next((seconds for seconds in waits if seconds is not None), None))
     for cause in causes:
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return Failure("unreachable", f"{message} (no such host: check the URL)")
@@ -215,34 +199,29 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (inner if isinstance(inner, BaseException) else None)
 
 
-def _botocore(error: BaseException, part: str, name: str) -> Any:
-    """Return a part of the response that an exception of botocore holds."""
+def _answer(error: BaseException) -> tuple[int | None, str, Any]:
+    """Return the status, the code of S3 and the headers of the answer that an exception holds, if it holds one."""
     response = getattr(error, "response", None)
-    return response.get(part, {}).get(name) if isinstance(response, Mapping) else None
-
-
-def _s3_code(error: BaseException) -> str:
-    return getattr(error, "s3_code", "") or str(_botocore(error, "Error", "Code") or "")
-
-
-def _status(error: BaseException) -> int | None:
+    if isinstance(response, Mapping):  # botocore
+        known = response.get("ResponseMetadata", {})
+        code = response.get("Error", {}).get("Code") or ""
+        return known.get("HTTPStatusCode"), str(code), known.get("HTTPHeaders")
     if tunnel := _TUNNEL.search(str(error)):  # http.client has no type for a proxy's refusal
-        return max(407, int(tunnel[1]))
+        return max(407, int(tunnel[1])), "", None
     if type(error).__module__ == "aiohttp.http_exceptions":
-        return None  # a body that was cut has code 400 there, which no server said
+        return None, "", None  # a body that was cut has code 400 there, which no server said
     # In aiohttp, `code` is a deprecated name of `status`, and warns.
     names = ("status",) if hasattr(error, "status") else ("status_code", "code")
-    known = [_botocore(error, "ResponseMetadata", "HTTPStatusCode"), *(getattr(error, name, None) for name in names)]
-    known.append(getattr(getattr(error, "response", None), "status_code", None))
-    return next((status for status in known if isinstance(status, int) and 100 <= status < 600), None)
+    values = [*(getattr(error, name, None) for name in names), getattr(response, "status_code", None)]
+    status = next((value for value in values if isinstance(value, int) and 100 <= value < 600), None)
+    return status, getattr(error, "s3_code", ""), getattr(error, "headers", None) or getattr(response, "headers", None)
 
 
-def _retry_after(error: BaseException) -> float | None:
-    headers: Any = _botocore(error, "ResponseMetadata", "HTTPHeaders") or getattr(error, "headers", None)
-    headers = headers or getattr(getattr(error, "response", None), "headers", None)
-    with contextlib.suppress(AttributeError, TypeError, ValueError):  # no header, or neither seconds nor a date
+def _retry_after(headers: Any) -> float | None:
+    """Return the seconds that a store asks to wait for, by their number or by a date."""
+    import urllib3
+
+    with contextlib.suppress(AttributeError, TypeError, urllib3.exceptions.InvalidHeader):
         value = headers.get("Retry-After") or headers.get("retry-after")
-        with contextlib.suppress(ValueError):
-            return float(value)
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        return float(urllib3.Retry().parse_retry_after(value))
     return None

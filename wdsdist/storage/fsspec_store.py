@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from wdsdist.storage.failures import Failure
-from wdsdist.storage.options import StorageOptions, options_for
 from wdsdist.storage.store import Entry, Sink
-from wdsdist.storage.urls import scheme, scrubbed, shown, split
+from wdsdist.storage.urls import StorageOptions, options_for, scheme, scrubbed, shown, split
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf"}  # fmt: skip
@@ -116,7 +115,7 @@ def fsspec_store(location: str, options: StorageOptions | None) -> tuple[FsspecS
             f"credentials in an {kind}:// URL are not read: name the bucket alone, and pass them as storage_options, "
             f"or keep them in a profile or the environment, where the store's own tools look",
         )
-    given, reading = options_for(location, options, warns=True), {}
+    given, reading = options_for(location, options), {}
     if kind in ("s3", "s3a"):
         ours = {"max_pool_connections": _POOL, "read_timeout": _STALL, "retries": {"total_max_attempts": 1}}
         given["config_kwargs"] = {**ours, **given.get("config_kwargs", {})}

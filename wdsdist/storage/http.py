@@ -19,15 +19,14 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import urllib3
 import urllib3.connection
 
 from wdsdist.storage.failures import Failure
-from wdsdist.storage.options import StorageOptions, options_for, store_of
 from wdsdist.storage.store import Entry, Sink
-from wdsdist.storage.urls import login_of, shown, split
+from wdsdist.storage.urls import StorageOptions, login_of, options_for, shown, split, store_of
 
 if TYPE_CHECKING:
     from wdsdist.storage.s3 import S3Addresses
@@ -39,17 +38,12 @@ _MOMENT = struct.pack("@ll", 0, 100_000)
 """0.1 s, as the system takes it: bytes that arrive within are gathered into a piece."""
 _CONNECTIONS = 64  # that are kept to one server
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+"""Variables that name certificates to trust beside the system's, or SSL_CERT_FILE's."""
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
-_NO_HEAD = {400, 403, 405, 501}
-"""Answers to HEAD after which GET may be allowed, by a URL that is signed for GET or a server that has no HEAD, or says
-more: S3 names the error in the body."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_OURS = {"range", "accept-encoding", "host", "connection"}
-"""Headers that options cannot set."""
 _COMPRESSED = (".gz", ".tgz", ".zst")
-_UNSAFE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^\x21-\x7e]|[\"#<>\\^`{|}]")
-"""Characters that a URL may not hold as they are; a file has no fragment, so a ``#`` belongs to its name."""
 _KEPT_ALIVE = [
     *urllib3.connection.HTTPConnection.default_socket_options,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -84,58 +78,71 @@ class HttpStore:
         """Give the bytes of a range to ``sink`` as they arrive, as `Store.read` says."""
         is_whole = start == 0 and stop in (None, size)
         length = None if stop is None else stop - start
-        with self._answer("GET", path, None if is_whole else (start, stop), timeout) as answer:
+        with self._answer(path, None if is_whole else (start, stop), timeout) as answer:
             entry = _entry(path, answer)
-            given = answer.headers.get("Content-Range", "")
-            problem = ""
+            given = answer.headers.get("Content-Range", f"bytes {start}-")
+            left = answer._fp.length or 0  # type: ignore[attr-defined]
+            if start and answer.status != 206:
+                raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
             if size is not None and entry.size not in (-1, size):
                 problem = f"{entry.size:,} bytes where there should be {size:,}"
-            elif not is_whole and answer.status == 206:
-                if given and not given.startswith(f"bytes {start}-"):
-                    problem = f"{given} came where bytes from {start} on were asked for"
-                elif length is not None and _left(answer) > length:
-                    problem = f"more than {length:,} bytes came"
-            elif start:
-                raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
-            if not problem:
+            elif not given.startswith(f"bytes {start}-"):
+                problem = f"{given} came where bytes from {start} on were asked for"
+            elif answer.status == 206 and length is not None and left > length:
+                problem = f"more than {length:,} bytes came"
+            else:
                 received = _receive(answer, start, length, sink, timeout)
                 if length in (None, received):
                     return entry
                 problem = f"{received:,} bytes where there should be {length:,}"
-            raise Failure("length", f"{shown(path)} cannot be read: {problem}")
+        raise Failure("length", f"{shown(path)} cannot be read: {problem}")
 
     def stat(self, path: str, *, timeout: float) -> Entry:
-        """Return what the headers of an object say: its size and its stamp."""
+        """Return what the answer to a request for the first byte says of an object: its size and its stamp."""
         try:
-            with self._answer("HEAD", path, None, timeout) as answer:
+            with self._answer(path, (0, 1), timeout) as answer:
+                answer.read(1)  # so that the connection can be kept
                 return _entry(path, answer)
         except StatusError as error:
-            if error.status not in _NO_HEAD:
+            if error.status != 416:  # an empty file has no first byte
                 raise
-        with self._answer("GET", path, (0, 1), timeout) as answer:
-            return _entry(path, answer)
+            return Entry(split(path)[1], 0, error.headers.get("ETag", ""))
 
     @contextlib.contextmanager
     def _answer(
-        self, method: Literal["GET", "HEAD"], path: str, wanted: tuple[int, int | None] | None, timeout: float
+        self, path: str, wanted: tuple[int, int | None] | None, timeout: float
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send a request, follow redirects, and yield an answer whose body has not been read."""
-        url = self.addresses.url(method, path) if self.addresses else path
+        url = self.addresses.url(path) if self.addresses else path
         for _ in range(_HOPS):
-            answer = _manager(url).urlopen(
-                method, _quoted(url), headers=self._headers(path, url, wanted), timeout=timeout, preload_content=False,
+            connections = _connections(os.getpid(), _proxy_for(url), is_encrypted=url.startswith("https:"))
+            answer = connections.urlopen(
+                "GET", _target(url), headers=self._headers(path, url, wanted), timeout=timeout, preload_content=False,
                 decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
             try:
                 target, region = answer.headers.get("Location"), answer.headers.get("x-amz-bucket-region")
                 if self.addresses and answer.status >= 300 and region and self.addresses.moved(region):
-                    url = self.addresses.url(method, path)
+                    url = self.addresses.url(path)
                 elif answer.status in _REDIRECTS and target:
                     url = urllib.parse.urljoin(url, target.partition("#")[0])
                     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
                         raise ValueError("a redirect leads to another scheme than http or https")
+                elif answer.status >= 300:
+                    body = b""
+                    with contextlib.suppress(urllib3.exceptions.HTTPError):
+                        body = answer.read(_PIECE)
+                    code = _CODE.search(body) if self.addresses else None
+                    raise StatusError(answer.status, answer.reason, answer.headers, code[1].decode() if code else "")
                 else:
-                    self._check(method, url, answer)
+                    encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+                    # Some servers name the compression of a file as encoding, and send it as it is.
+                    is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
+                    if encoding != "identity" and not is_file:
+                        raise ValueError(
+                            f"the server sends the file compressed ({encoding}), although it was asked not to: switch "
+                            f"off the compression of its answers, or upload the file without Content-Encoding"
+                        )
                     yield answer
                     return
             finally:
@@ -147,29 +154,12 @@ class HttpStore:
         if not self.addresses and store_of(url) == store_of(path):
             if (login := login_of(path)).endswith("@"):
                 headers |= urllib3.make_headers(basic_auth=urllib.parse.unquote(login[:-1]))
-            headers |= {name: value for name, value in self.headers.items() if name not in _OURS}
+            headers |= self.headers
         # A body that the server compresses on its way has neither the length nor the ranges of the file.
         headers["accept-encoding"] = "identity"
         if wanted is not None:
             headers["range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
         return headers
-
-    def _check(self, method: str, url: str, answer: urllib3.BaseHTTPResponse) -> None:
-        """Raise if an answer is an error, or compressed on its way."""
-        if answer.status >= 300:
-            body = b""
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
-                body = answer.read(_PIECE) if method == "GET" else b""
-            code = _CODE.search(body) if self.addresses else None
-            raise StatusError(answer.status, answer.reason, answer.headers, code[1].decode() if code else "")
-        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
-        # Some servers name the compression of a file as encoding, and send it as it is.
-        is_file = urllib.parse.urlsplit(url).path.lower().endswith(_COMPRESSED)
-        if method == "GET" and encoding != "identity" and not is_file:
-            raise ValueError(
-                f"the server sends the file compressed ({encoding}), although it was asked not to: switch off the "
-                f"compression of its answers, or upload the file without Content-Encoding"
-            )
 
 
 def _entry(path: str, answer: urllib3.BaseHTTPResponse) -> Entry:
@@ -178,12 +168,6 @@ def _entry(path: str, answer: urllib3.BaseHTTPResponse) -> Entry:
         size = answer.headers.get("Content-Range", "").rpartition("/")[2]
     stamp = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
     return Entry(split(path)[1], int(size) if size.isdecimal() else -1, stamp)
-
-
-def _left(answer: urllib3.BaseHTTPResponse) -> int:
-    """Return the bytes of a body that have not been read; 0 if their number is unknown."""
-    body: Any = answer._fp  # type: ignore[attr-defined]  # urllib3's own readinto copies
-    return body.length or 0
 
 
 _buffers = threading.local()
@@ -259,40 +243,31 @@ def _release(answer: urllib3.BaseHTTPResponse) -> None:
         answer.close()
 
 
-def _quoted(url: str) -> str:
-    """Quote a URL for a request, without user and password, which become a header."""
-    quoted = _UNSAFE.sub(lambda match: urllib.parse.quote(match[0], safe=""), url)
-    before, _, rest = quoted.partition("://")
-    host, slash, path = rest.partition("/")
+def _target(url: str) -> str:
+    """Return a URL without user and password, which become a header; urllib3 escapes the rest."""
+    before, _, rest = url.partition("://")
+    host, slash, path = rest.replace("#", "%23").partition("/")  # a file has no fragment
     return f"{before}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-_managers: dict[tuple[int, str | None, bool], urllib3.PoolManager] = {}
-"""Connections by process and proxy, with TLS or without: its certificates take 20 ms to load.
+@functools.cache
+def _connections(pid: int, proxy: str | None, *, is_encrypted: bool) -> urllib3.PoolManager:
+    """Return the connections of a process that go through a proxy; for TLS apart, as its certificates take 20 ms.
 
-A forked child never uses or closes the connections of its parent.
-"""
-
-
-def _manager(url: str) -> urllib3.PoolManager:
-    """Return the connections of this process that lead to a server, through the proxy that the environment names."""
-    proxy, is_encrypted = _proxy_for(url), url.startswith("https:")
-    key = (os.getpid(), proxy, is_encrypted)
-    if key not in _managers:
-        pool: dict[str, Any] = {
-            "num_pools": 64, "maxsize": _CONNECTIONS, "socket_options": _KEPT_ALIVE,
-            "ssl_context": _tls() if is_encrypted else None,
-        }  # fmt: skip
-        if proxy is None:
-            _managers[key] = urllib3.PoolManager(**pool)
-        else:
-            try:
-                login = urllib3.util.parse_url(proxy).auth
-                headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
-                _managers[key] = urllib3.ProxyManager(proxy, proxy_headers=headers, **pool)
-            except ValueError:  # whose message may hold a password
-                raise ValueError("HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") from None
-    return _managers[key]
+    A forked child never uses or closes the connections of its parent.
+    """
+    pool: dict[str, Any] = {
+        "num_pools": 64, "maxsize": _CONNECTIONS, "socket_options": _KEPT_ALIVE,
+        "ssl_context": _tls() if is_encrypted else None,
+    }  # fmt: skip
+    if proxy is None:
+        return urllib3.PoolManager(**pool)
+    try:
+        login = urllib3.util.parse_url(proxy).auth
+        headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
+        return urllib3.ProxyManager(proxy, proxy_headers=headers, **pool)
+    except ValueError:  # whose message may hold a password
+        raise ValueError("HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") from None
 
 
 def _proxy_for(url: str) -> str | None:
@@ -312,7 +287,14 @@ def _proxy_for(url: str) -> str | None:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
+    context = ssl.create_default_context()
+    for name in _BUNDLES:
+        if bundle := os.environ.get(name):
+            try:
+                context.load_verify_locations(bundle)
+            except OSError as error:
+                raise ValueError(f"{name} names {bundle}, which holds no certificates") from error
+    return context
 
 
 def http_store(location: str, options: StorageOptions | None) -> HttpStore:
@@ -324,7 +306,7 @@ def http_store(location: str, options: StorageOptions | None) -> HttpStore:
             f"storage_options",
         )
     headers: dict[str, str] = {}
-    for name, value in options_for(location, options, warns=True).items():
+    for name, value in options_for(location, options).items():
         if name == "client_kwargs" and set(value) == {"headers"}:  # as fsspec takes them
             name, value = "headers", value["headers"]
         if name != "headers" or not isinstance(value, Mapping):

@@ -7,18 +7,18 @@ anonymous access, profile, endpoint and region, or the credentials that botocore
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from wdsdist.storage.failures import NO_CREDENTIALS, Failure
 from wdsdist.storage.http import HttpStore
-from wdsdist.storage.options import StorageOptions, options_for, store_of
-from wdsdist.storage.urls import shown
+from wdsdist.storage.urls import StorageOptions, options_for, shown, store_of
 
 _LIFE = timedelta(hours=1)
 _KNOWN = {"key", "secret", "token", "anon", "endpoint_url", "profile", "client_kwargs"}
@@ -27,15 +27,12 @@ _KNOWN_CLIENT = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", 
 """Names of ``client_kwargs``, and the options that they stand for."""
 _FOR_BOTOCORE = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 """Variables that only botocore heeds."""
-_CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
-"""The same, for encrypted connections."""
 _OTHER_DOMAINS = ("cn-", "us-iso", "eu-iso", "eusc-")
 """Beginnings of regions that are not below amazonaws.com, which obstore takes for granted."""
 _FOR_BOTOCORE_IN_CONFIG = ("endpoint_url", "s3", "use_fips", "use_dualstack", "ca_bundle", *_OTHER_DOMAINS)
 """Words in the configuration file of AWS that only botocore heeds."""
 _ENVIRONMENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION",
-                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE,
-                *_CERTIFICATES)  # fmt: skip
+                "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", *_FOR_BOTOCORE)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -47,29 +44,16 @@ class S3Addresses:
     region: str
     credentials: Any = field(repr=False)
     """botocore's, which renew themselves, or a tuple of access key, secret key and token; ``None`` signs nothing."""
-    _signer: tuple[Any, Any] = field(default=(None, None), repr=False)
-    """obstore's store, and the credentials and region that it has."""
 
-    def url(self, method: Literal["GET", "HEAD"], location: str) -> str:
-        """Return the URL of a request for an object."""
+    def url(self, location: str) -> str:
+        """Return the URL to read an object by."""
         import obstore
-        from obstore.store import S3Store
 
         credentials = self.credentials
         if hasattr(credentials, "get_frozen_credentials"):
             credentials = tuple(credentials.get_frozen_credentials()[:3])
-        store, known = self._signer
-        if store is None or known != (credentials, self.region):
-            key, secret, token = credentials or ("nobody", "nothing", None)
-            more = {"token": token} if token else {}
-            if self.endpoint:
-                more["endpoint"] = self.endpoint
-            store = S3Store(
-                self.bucket, region=self.region, access_key_id=key, secret_access_key=secret,
-                client_options={"allow_http": True}, **more,
-            )  # fmt: skip
-            self._signer = store, (credentials, self.region)
-        signed = obstore.sign(store, method, location.partition("://")[2].partition("/")[2], _LIFE)
+        store = _signer(self.bucket, self.region, self.endpoint, *(credentials or ("nobody", "nothing", None)))
+        signed = obstore.sign(store, "GET", location.partition("://")[2].partition("/")[2], _LIFE)
         return signed if credentials else signed.partition("?")[0]
 
     def moved(self, region: str) -> bool:
@@ -78,6 +62,17 @@ class S3Addresses:
             return False
         self.region = region
         return True
+
+
+@functools.lru_cache
+def _signer(bucket: str, region: str, endpoint: str | None, key: str, secret: str, token: str | None) -> Any:
+    """Return obstore's store for a bucket."""
+    from obstore.store import S3Store
+
+    more: dict[str, Any] = {name: value for name, value in (("token", token), ("endpoint", endpoint)) if value}
+    return S3Store(
+        bucket, region=region, access_key_id=key, secret_access_key=secret, client_options={"allow_http": True}, **more
+    )
 
 
 _addresses: dict[tuple[str | None, ...], S3Addresses | None] = {}
@@ -99,7 +94,7 @@ def s3_store(location: str, options: StorageOptions | None) -> HttpStore | None:
     # obstore knows no empty names of folders, and none of dots.
     if {"", ".", ".."} & set(location.partition("://")[2].split("/")[1:]):
         return None
-    given = options_for(location, options, warns=True)
+    given = options_for(location, options)
     key = (store_of(location), repr(sorted(given.items(), key=str)), *map(os.environ.get, _ENVIRONMENT))
     if key not in _addresses:
         _addresses[key] = _made(location, given)
@@ -125,7 +120,6 @@ def _made(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
         or bucket.endswith("--x-s3")  # has endpoints and signatures of its own
         or (not endpoint and region.startswith(_OTHER_DOMAINS))
         or any(map(env, _FOR_BOTOCORE))
-        or (any(map(env, _CERTIFICATES)) and not (endpoint or "").startswith("http://"))
         or (not known.get("endpoint_url") and _is_configured())
     ):
         return None

@@ -23,11 +23,10 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 from wdsdist._util.files import atomic_write, check_readable
 from wdsdist.errors import NotFoundError, StorageError, WdsdistError
-from wdsdist.storage.options import StorageOptions
-from wdsdist.storage.urls import is_read_only, is_remote, local_path, scheme, shown
+from wdsdist.storage.urls import StorageOptions, is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
-    from wdsdist.storage.policy import Deadline
+    from wdsdist.storage.waiting import Deadline
 
 T = TypeVar("T")
 _PIECE = 1 << 20
@@ -89,31 +88,25 @@ wait for these locks without end."""
 os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.release, after_in_child=connecting.release)
 
 
-def connect(location: str, options: StorageOptions | None) -> tuple[Store, str]:
-    """Return the store that a location is read from, and the path of the location there."""
+def connect(location: str, options: StorageOptions | None, verb: str = "read") -> tuple[Any, str]:
+    """Return the `Store` of a location, a `WritableStore` unless it is to be read, and the path of the location there.
+
+    Raises `StorageError` for the web, which is read only.
+    """
+    if not is_remote(location):
+        return LocalStore(), str(local_path(location))
+    if is_read_only(location) and verb != "read":
+        raise StorageError(f"{shown(location)} is on the web, which is read only and lists no folders")
     with connecting:
         if is_read_only(location):
             from wdsdist.storage.http import http_store
 
             return http_store(location, options), location
-        if scheme(location) in ("s3", "s3a"):
+        if scheme(location) in ("s3", "s3a") and verb == "read":
             from wdsdist.storage.s3 import s3_store
 
             if (store := s3_store(location, options)) is not None:
                 return store, location
-        return connect_writable(location, options)
-
-
-def connect_writable(location: str, options: StorageOptions | None) -> tuple[WritableStore, str]:
-    """Return the store that a location is listed and written in, and the path of the location there.
-
-    Raises `StorageError` for the web, which is read only.
-    """
-    if is_read_only(location):
-        raise StorageError(f"{shown(location)} is on the web, which is read only and lists no folders")
-    if not is_remote(location):
-        return LocalStore(), str(local_path(location))
-    with connecting:
         from wdsdist.storage.fsspec_store import fsspec_store
 
         return fsspec_store(location, options)
@@ -129,13 +122,16 @@ def call(
     """
 
     def attempt(timeout: float) -> T:
-        store, path = (connect if verb == "read" else connect_writable)(location, options)
-        return action(store, path, timeout)
+        return action(*connect(location, options, verb), timeout)
 
     if is_remote(location):
-        from wdsdist.storage.engine import run
+        from wdsdist.storage.engine import Download
+        from wdsdist.storage.waiting import Request, policy
 
-        return run(location, attempt, verb, deadline)
+        results: builtins.list[T] = []
+        tasks = [lambda _, timeout: results.append(attempt(timeout))]
+        Download(Request(location, verb), tasks, lambda *_: None, deadline, policy.patience).result()
+        return results[0]
     try:
         return attempt(math.inf)
     except WdsdistError:

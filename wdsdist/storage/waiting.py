@@ -1,4 +1,4 @@
-"""Requests under way in this process, and a WARNING by the consumer that waits for one of them for long."""
+"""How long requests take: deadlines, pauses, and a WARNING by the consumer that waits for one for long."""
 
 from __future__ import annotations
 
@@ -10,17 +10,86 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsdist._util.validation import human
-from wdsdist.storage.policy import LongWait, policy
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
 
-_STEPS = 10
-"""Looks at the requests before the first warning is due."""
 _FLOWS = 1 << 20
 """Bytes between two warnings of a download that makes progress: only slow ones are worth a warning."""
 _SHOWN = 3
 """Requests that a warning names; it counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment, so many seconds from now.
+
+    >>> Deadline(300).left() > 299
+    True
+    """
+
+    seconds: float
+    name: str = ""
+    """The argument that sets it, which messages name."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def end(self) -> float:
+        """The moment on the clock of ``time.monotonic``."""
+        return self.began + self.seconds
+
+    def left(self) -> float:
+        """Return the seconds until then, 0 afterwards."""
+        return max(0.0, self.end - time.monotonic())
+
+
+@dataclass(slots=True)
+class RequestPolicy:
+    """How requests are made and retried unless an argument says otherwise."""
+
+    first_pause: float = 0.2
+    """Seconds at most before the first retry; doubled for each further one."""
+    longest_pause: float = 10.0
+    """Seconds at most before any retry."""
+    patience: float = 30.0
+    """Seconds from its first failure that a small request is retried for, if it has no deadline."""
+    download_patience: float = 300.0
+    """The same for each range of a download."""
+    stall: float = 20.0
+    """Seconds without a byte after which a connection is dropped; a deadline may make it less."""
+    part_bytes: int = 10 << 20
+    """Most bytes of a part of a file that is fetched whole, each a request."""
+    first_warning: float = 10.0
+    """Seconds of waiting after which a warning says so."""
+    next_warning: float = 30.0
+    """Seconds until the next warning."""
+
+
+policy = RequestPolicy()
+"""The policy of all requests of this process, and of processes that it forks."""
+
+
+class LongWait:
+    """Says when a wait is due for a warning: after 10 s, and each 30 s after, as the `RequestPolicy` says."""
+
+    __slots__ = ("began", "due")
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.due = self.began + policy.first_warning
+
+    def is_due(self) -> bool:
+        """Return whether to warn now; the next warning is due later."""
+        now = time.monotonic()
+        if now < self.due:
+            return False
+        self.due = now + policy.next_warning
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self.began
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +125,8 @@ class Request:
         global _quiet_until
         is_long = not self.is_ahead and self.wait.is_due() and not self._flows()
         if is_long and time.monotonic() >= _quiet_until:  # one line, however many threads wait
-            _quiet_until = time.monotonic() + policy().next_warning / 2
+            _quiet_until = time.monotonic() + policy.next_warning / 2
             _log.warning("still waiting for %s", awaited())
-
-    @property
-    def step(self) -> float:
-        """Seconds until the consumer looks again."""
-        return policy().first_warning / _STEPS
 
     def _flows(self) -> bool:
         """Return whether bytes have come since the last call, in some number; for an upload, whether none failed."""

@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 import wdsdist
 from tests.support.photos import encode, photo
 from wdsdist.diagnostics.view import server
-from wdsdist.diagnostics.view.describe import Style
 from wdsdist.shards.manifest import Manifest
 
 SCRIPT = "<script>document.title='ran'</script>"
@@ -56,7 +55,7 @@ def samples(count: int = 12) -> Iterator[dict[str, Any]]:
 def client_of(manifest: Manifest, **more: Any) -> TestClient:
     """Return a client of the application that shows a data set."""
     options = {name: more.pop(name) for name in ("token", "hosts") if name in more}
-    view = server.View(manifest=manifest, shards=["shards"], **{"style": Style(), **more})
+    view = server.View(manifest, ["shards"], **more)
     return TestClient(server.app(view, **options), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
 

@@ -19,7 +19,6 @@ import pytest
 
 import wdsdist
 from wdsdist.diagnostics.view import server
-from wdsdist.diagnostics.view.describe import Style
 from wdsdist.shards.manifest import Manifest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -66,7 +65,7 @@ def serve() -> Iterator[Any]:
     servers = []
 
     def start(manifest: Manifest, **more: Any) -> str:
-        view = server.View(manifest=manifest, shards=["shards"], style=Style(), **more)
+        view = server.View(manifest, ["shards"], **more)
         listener = server.listening("127.0.0.1", 0)
         config = uvicorn.Config(server.app(view), log_level="error", ws="none", lifespan="off")
         running = uvicorn.Server(config)
@@ -212,6 +211,7 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
     assert page.problems == []
 
 
+@pytest.mark.slow
 @apart
 def test_the_page_fits_a_phone(page: Any, serve: Any, data: Manifest) -> None:
     page.set_viewport_size({"width": 390, "height": 800})

@@ -33,17 +33,15 @@ def training(manifest: Manifest, rank: int, **more: Any) -> list[Any]:
     return list(loader)
 
 
-CHOICE = epoch.Choice(ranks=2, batch_size=4, seed=7, epoch=3, order="shard")
+CHOICE = epoch.Choice(ranks=2, batch_size=4, seed=7, epoch=3)
 
 
-@pytest.mark.parametrize("order", ["shard", "sampler"])
-def test_batches_are_those_of_a_loader(photos: Manifest, order: Any) -> None:
-    choice: epoch.Choice = {**CHOICE, "order": order}
+def test_batches_are_those_of_a_loader(photos: Manifest) -> None:
     for rank in range(2):
-        batches = training(photos, rank, decode=True, order=order)
-        assert len(batches) == 3 == epoch.picture(photos, choice)["batches_per_rank"]
+        batches = training(photos, rank, decode=True)
+        assert len(batches) == 3 == epoch.picture(photos, CHOICE)["batches_per_rank"]
         for number, batch in enumerate(batches):
-            found = epoch.batch(photos, choice, rank=rank, number=number, style=Style())["samples"]
+            found = epoch.batch(photos, CHOICE, rank=rank, number=number, style=Style())["samples"]
             assert [one["key"] for one in found] == batch["__key__"]
             assert [photos.column("key")[one["number"]] for one in found] == batch["__key__"]
 

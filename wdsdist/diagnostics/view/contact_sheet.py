@@ -6,7 +6,6 @@ by which a browser asks nobody for anything.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -18,7 +17,7 @@ from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import check_integer, human
 from wdsdist.diagnostics.view import describe, pictures
 from wdsdist.errors import DestinationError, WdsdistError
-from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name
+from wdsdist.samples.member_reader import MemberReader, shard_name
 from wdsdist.sampling.permutation import permute
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
@@ -68,7 +67,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
             yield f"{number:,}", "error", str(error)
             continue
         yield f"{number:,}", sample.name, shard_name(reader.manifest, sample.shard)
-        for member, about in _described(reader, sample, style):
+        for member, about in describe.members(reader, sample, describe.TILE, style):
             if about["kind"] == "image":
                 try:
                     words = "{} x {}".format(*pictures.size_of(reader.read(sample, member)))
@@ -78,14 +77,6 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
                 words = " ".join(_words(about).split())
                 words = words if len(words) <= _LINE else f"{words[: _LINE - 3]}..."
             yield "", member.extension, human(member.size), words
-
-
-def _described(
-    reader: MemberReader, sample: StoredSample, style: describe.Style
-) -> Iterator[tuple[StoredMember, describe.Description]]:
-    for member in sample.members:
-        read = functools.partial(reader.read, sample, member)
-        yield member, describe.member(member.extension, member.size, read, describe.TILE, style)
 
 
 def _words(about: describe.Description) -> str:
@@ -121,7 +112,7 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
     except WdsdistError as error:
         return f'<article class="tile"><div class="error">{number:,}: {escape(str(error))}</div></article>'
     stages, rows = [], []
-    for member, about in _described(reader, sample, style):
+    for member, about in describe.members(reader, sample, describe.TILE, style):
         name, kind = escape(member.extension), about["kind"]
         words = escape(about["message"] if kind == "error" else _words(about))
         if kind == "image" or about.get("has_picture"):

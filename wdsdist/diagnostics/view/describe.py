@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import codecs
+import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,14 @@ class Style:
         notes = manifest.extra.get("arrays") or {}
         dtypes = {name: np.dtype((note["dtype"], tuple(note["shape"][1:]))) for name, note in notes.items()}
         return cls(tuple(map(str, manifest.extra.get("classes") or ())), dtypes)
+
+
+def members(
+    reader: MemberReader, sample: StoredSample, limits: Limits, style: Style
+) -> Iterator[tuple[StoredMember, Description]]:
+    """Yield the members of a sample with their descriptions."""
+    for each in sample.members:
+        yield each, member(each.extension, each.size, functools.partial(reader.read, sample, each), limits, style)
 
 
 def member(extension: str, size: int, read: Read, limits: Limits, style: Style) -> Description:

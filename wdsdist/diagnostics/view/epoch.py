@@ -15,7 +15,7 @@ from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import shard_name
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import Order, OrderName
+from wdsdist.sampling.order import Order
 from wdsdist.shards.manifest import Manifest
 
 _ROWS, _STEPS = 24, 160
@@ -24,8 +24,6 @@ _SHARDS = 6
 """Shards of a batch that are named."""
 _MOST_SAMPLES = 256
 """Samples of a batch that are made, at most."""
-_MOST_LISTED = 50_000_000
-"""Samples up to which the order of ``DistributedSampler`` is made, which holds all of them."""
 
 
 class Choice(TypedDict):
@@ -35,7 +33,6 @@ class Choice(TypedDict):
     batch_size: int
     epoch: int
     seed: int
-    order: OrderName
 
 
 def picture(manifest: Manifest, choice: Choice) -> dict[str, Any]:
@@ -73,9 +70,8 @@ def batch(
     if number >= plan.batches_per_rank:
         raise ArgumentError(f"there is no batch {number:,}: each rank has {plan.batches_per_rank:,}, numbered from 0")
     dataset = StreamingDataset(
-        manifest, decode=decode, transform=transform, num_replicas=choice["ranks"], rank=rank, seed=choice["seed"],
-        order=choice["order"],
-    )  # fmt: skip
+        manifest, decode=decode, transform=transform, num_replicas=choice["ranks"], rank=rank, seed=choice["seed"]
+    )
     positions = plan.positions(rank=rank, batch=number)[:_MOST_SAMPLES]
     parts = [part.tolist() for part in (*order.locate(positions), order.epochs(positions))]
     rows = zip(*parts, strict=True)
@@ -85,10 +81,6 @@ def batch(
 
 def _planned(manifest: Manifest, choice: Choice) -> tuple[Order, EpochPlan]:
     """Return the order of an epoch, and the batches that a `StreamingDataLoader` makes."""
-    if choice["order"] == "sampler" and manifest.num_samples > _MOST_LISTED:
-        raise ArgumentError(
-            f"the order 'sampler' lists all samples, and is shown for {_MOST_LISTED:,} at most: look at 'shard'"
-        )
     plan = epoch_of(manifest, **choice).plan
     assert isinstance(plan, EpochPlan)
     assert plan.order is not None

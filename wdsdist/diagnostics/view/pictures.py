@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import SampleError
-from wdsdist.samples.images.decode import Pixels, decode_rgb, image_size
+from wdsdist.samples.images.decode import EncodedImage, Pixels
 
 TILE, PAGE = 320, 1600
 """The longest side, in pixels, of a picture in the grid and of one on a sample's page."""
@@ -29,14 +29,14 @@ def of_image(data: bytes, side: int) -> tuple[bytes, str]:
     Raises `SampleError` for what is no image, is damaged, or has more than 89,478,485 pixels.
     """
     size = _fitted(size_of(data), side)
-    pixels = decode_rgb(data, min_width=size[0], min_height=size[1])
+    pixels, _ = EncodedImage(data).decode(*size)
     return _encoded(pixels, size, is_lossy=data.startswith(_LOSSY))
 
 
 def size_of(data: bytes) -> tuple[int, int]:
     """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
     extra("PIL", "view", "showing an image")
-    return image_size(data)
+    return EncodedImage(data).size
 
 
 def of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,17 +25,7 @@ _MOST = 200
 """Samples or problems after which it returns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The result of one call."""
-
-    items: list[Any]
-    next_shard: int | None
-    """The shard at which the next call continues; ``None`` at the end."""
-    num_shards: int
-
-
-def keys(manifest: Manifest, string: str, *, shard: int, seconds: float = _SECONDS) -> Found:
+def keys(manifest: Manifest, string: str, *, shard: int, seconds: float = _SECONDS) -> dict[str, Any]:
     """Return the numbers of the samples whose keys contain a string, from a shard on; damaged shards are skipped."""
 
     def in_shard(number: int) -> list[Any]:
@@ -49,7 +38,7 @@ def keys(manifest: Manifest, string: str, *, shard: int, seconds: float = _SECON
     return _walk(manifest, in_shard, shard, seconds)
 
 
-def problems(manifest: Manifest, *, shard: int, seconds: float = _SECONDS) -> Found:
+def problems(manifest: Manifest, *, shard: int) -> dict[str, Any]:
     """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
 
     A problem is a shard that is missing, or is not what its index says (``damaged``); or a sample that was ``left out``
@@ -64,18 +53,19 @@ def problems(manifest: Manifest, *, shard: int, seconds: float = _SECONDS) -> Fo
             return [{"what": "damaged", "shard": name, "key": "", "reason": str(error)}]
         return [{"what": "left out", "shard": name, "key": key, "reason": reason} for key, reason in left_out]
 
-    return _walk(manifest, in_shard, shard, seconds)
+    return _walk(manifest, in_shard, shard, _SECONDS)
 
 
-def _walk(manifest: Manifest, in_shard: Callable[[int], list[Any]], first: int, seconds: float) -> Found:
+def _walk(manifest: Manifest, in_shard: Callable[[int], list[Any]], first: int, seconds: float) -> dict[str, Any]:
+    """Return the items of some shards, and the ``"next_shard"`` at which the next call continues, or ``None``."""
     total = len(manifest.counts)
     items: list[Any] = []
     end = time.monotonic() + seconds
     for number in range(max(first, 0), total):
         items += in_shard(number)
         if number + 1 < total and (len(items) >= _MOST or time.monotonic() >= end):
-            return Found(items, number + 1, total)
-    return Found(items, None, total)
+            return {"items": items, "next_shard": number + 1, "num_shards": total}
+    return {"items": items, "next_shard": None, "num_shards": total}
 
 
 def with_key(manifest: Manifest, shard: int, index: ShardIndex, key: str) -> list[int]:

@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,39 +50,26 @@ _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 _log = logging.getLogger("wdsdist")
 
 
-@dataclass(frozen=True, kw_only=True)
 class View:
-    """The data set that the page shows, and how."""
+    """A data set that is shown: the answers to requests. Each runs in a thread of its own.
 
-    manifest: Manifest
-    shards: Sequence[str]
-    """The names by which the user opened it, without credentials."""
-    style: describe.Style
-    decode: Any = True
-    transform: Callable[[Any], Any] | None = None
-    """Both for the samples of batches, as `StreamingDataset` takes them."""
+    Args:
+        manifest: the data set.
+        shards: the names by which the user opened it, without credentials.
+        decode: how the samples of batches are decoded, as `StreamingDataset` takes it.
+        transform: of the samples of batches, likewise.
+    """
 
-    @property
-    def name(self) -> str:
-        """A short name of the data set."""
-        first = self.shards[0].rstrip("/")
-        more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
-        return f"{storage.split(first)[1] or first}{more}"
-
-    @property
-    def code(self) -> str:
-        """Python code that opens the data set."""
-        shards = self.shards[0] if len(self.shards) == 1 else list(self.shards)
-        return f"wdsdist.StreamingDataset({shards!r}, decode=True)"
-
-
-class _Pages:
-    """The answers to requests. Each runs in a thread of its own."""
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-        self.reader = MemberReader(view.manifest)
-        self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, view.manifest))
+    def __init__(
+        self, manifest: Manifest, shards: Sequence[str], *, decode: Any = True,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.manifest = manifest
+        self.shards = list(shards)
+        self.style = describe.Style.of(manifest)
+        self.decode, self.transform = decode, transform
+        self.reader = MemberReader(manifest)
+        self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, manifest))
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
@@ -101,10 +87,11 @@ class _Pages:
 
     def data(self, request: Request) -> Any:
         """Return facts about the data set."""
-        manifest = self.view.manifest
+        manifest, first = self.manifest, self.shards[0].rstrip("/")
+        more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
         return {
-            "name": self.view.name,
-            "shards": shlex.join(self.view.shards),
+            "name": f"{storage.split(first)[1] or first}{more}",
+            "shards": shlex.join(self.shards),
             "samples": manifest.num_samples,
             "num_shards": len(manifest.counts),
             "bytes": manifest.num_bytes,
@@ -123,13 +110,13 @@ class _Pages:
             chosen = self._chosen_by(where)
             numbers, total = chosen[start : start + count].tolist(), len(chosen)
         else:
-            total = self.view.manifest.num_samples
+            total = self.manifest.num_samples
             numbers = range(start, min(start + count, total))
         return {"total": total, "start": start, "samples": list(self._readers.map(self._described, numbers))}
 
     def sample(self, request: Request) -> Any:
         """Return all of one sample; with ``where``, its neighbours among those for which it is true."""
-        number, total = request.path_params["number"], self.view.manifest.num_samples
+        number, total = request.path_params["number"], self.manifest.num_samples
         about = self._described(number, describe.PAGE)
         before: int | None = number - 1 if number else None
         after: int | None = number + 1 if number + 1 < total else None
@@ -139,14 +126,16 @@ class _Pages:
             before = int(chosen[smaller - 1]) if smaller else None
             after = int(chosen[larger]) if larger < len(chosen) else None
         columns = {} if "error" in about else self._columns_of(number)
-        return {**about, "columns": columns, "code": f"{self.view.code}[{number}]", "before": before, "after": after}
+        shards = self.shards[0] if len(self.shards) == 1 else self.shards
+        code = f"wdsdist.StreamingDataset({shards!r}, decode=True)[{number}]"
+        return {**about, "columns": columns, "code": code, "before": before, "after": after}
 
     def _columns_of(self, number: int) -> dict[str, str]:
         """Return the values that the column files have for a sample, as strings."""
-        shard, sample = shard_of(self.view.manifest, number)
-        part, own = self.view.manifest.part(shard)
+        shard, sample = shard_of(self.manifest, number)
+        part, own = self.manifest.part(shard)
         values = {}
-        for name in self.view.manifest.columns:
+        for name in self.manifest.columns:
             if is_free(name) or name == CLASS_NAME:
                 continue
             try:
@@ -188,54 +177,52 @@ class _Pages:
         sample, member = self._member(request)
         side = pictures.PAGE if request.query_params.get("size") == "page" else pictures.TILE
         with self._drawing:
-            content, kind = describe.picture(self.reader, sample, member, side, self.view.style)
+            content, kind = describe.picture(self.reader, sample, member, side, self.style)
         return Response(content, media_type=kind)
 
     def keys(self, request: Request) -> Any:
         """Return the numbers of samples whose keys contain a string."""
         string = request.query_params.get("text", "")
-        return asdict(search.keys(self.view.manifest, string, shard=_integer(request, "shard", 0)))
+        return search.keys(self.manifest, string, shard=_integer(request, "shard", 0))
 
     def problems(self, request: Request) -> Any:
         """Return shards that are damaged, and samples that were left out."""
-        return asdict(search.problems(self.view.manifest, shard=_integer(request, "shard", 0)))
+        return search.problems(self.manifest, shard=_integer(request, "shard", 0))
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
-        names = [name for name in self.view.manifest.columns if name not in ("key", "shard")]
+        names = [name for name in self.manifest.columns if name not in ("key", "shard")]
         columns = [{"name": name, "is_free": is_free(name)} for name in names]
-        return {"columns": columns, "examples": figures.examples(self.view.manifest)}
+        return {"columns": columns, "examples": figures.examples(self.manifest)}
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
         where = request.query_params.get("where")
         chosen = self._chosen_by(where) if where else None
         name = request.query_params.get("name", "")
-        return figures.of_column(self.view.manifest, name, chosen, self.view.style.classes)
+        return figures.of_column(self.manifest, name, chosen, self.style.classes)
 
     def epoch(self, request: Request) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
-        return epoch.picture(self.view.manifest, self._choice(request))
+        return epoch.picture(self.manifest, self._choice(request))
 
     def batch(self, request: Request) -> Any:
         """Return one batch as training gets it."""
-        rank, number, view = _integer(request, "rank", 0), _integer(request, "batch", 0), self.view
+        rank, number = _integer(request, "rank", 0), _integer(request, "batch", 0)
         return epoch.batch(
-            view.manifest, self._choice(request), rank=rank, number=number, style=view.style, decode=view.decode,
-            transform=view.transform,
+            self.manifest, self._choice(request), rank=rank, number=number, style=self.style, decode=self.decode,
+            transform=self.transform,
         )  # fmt: skip
 
     def _choice(self, request: Request) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
-        samples = self.view.manifest.num_samples
+        samples = self.manifest.num_samples
         batch_size = _integer(request, "batch_size", max(1, min(64, samples)))
-        order: Any = request.query_params.get("order") or "shard"
         return {
             "ranks": _integer(request, "ranks", max(1, min(8, samples // max(1, batch_size)))),
             "batch_size": batch_size,
             "epoch": _integer(request, "epoch", 0),
             "seed": _integer(request, "seed", 0),
-            "order": order,
         }
 
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
@@ -243,19 +230,16 @@ class _Pages:
         try:
             sample = self.reader.sample(number)
         except WdsdistError as error:
-            shard = shard_name(self.view.manifest, shard_of(self.view.manifest, number)[0])
+            shard = shard_name(self.manifest, shard_of(self.manifest, number)[0])
             return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
-        members = []
-        for member in sample.members:
-            read = functools.partial(self.reader.read, sample, member)
-            about = describe.member(member.extension, member.size, read, limits, self.view.style)
-            members.append(
-                {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
-            )
+        members = [
+            {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
+            for member, about in describe.members(self.reader, sample, limits, self.style)
+        ]
         return {
             "number": number,
             "key": sample.key,
-            "shard": shard_name(self.view.manifest, sample.shard),
+            "shard": shard_name(self.manifest, sample.shard),
             "stored": sample.stored,
             "part": sample.part,
             "members": members,
@@ -279,20 +263,16 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
 
     from wdsdist.diagnostics.view.guard import LOOPBACK, Guard
 
-    pages = _Pages(view)
-    routes = [Route("/", _answering(pages.file)), Route("/static/{name}", _answering(pages.file))]
+    sample = "{number:int}"
+    pages = {
+        "/": view.file, "/static/{name}": view.file, f"/api/sample/{sample}": view.sample,
+        f"/member/{sample}/{{member:int}}": view.member, f"/picture/{sample}/{{member:int}}": view.picture,
+    }  # fmt: skip
     for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch"):
-        routes.append(Route(f"/api/{name}", _answering(getattr(pages, name))))
-    routes += [
-        Route("/api/sample/{number:int}", _answering(pages.sample)),
-        Route("/member/{number:int}/{member:int}", _answering(pages.member)),
-        Route("/picture/{number:int}/{member:int}", _answering(pages.picture)),
-    ]
-    return Guard(
-        Starlette(routes=routes, exception_handlers={404: _answering(_unknown)}),
-        hosts=LOOPBACK if hosts is None else hosts,
-        token=token,
-    )
+        pages[f"/api/{name}"] = getattr(view, name)
+    routes = [Route(path, _answering(page)) for path, page in pages.items()]
+    pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
+    return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 
 
 def _unknown(request: Request) -> Any:

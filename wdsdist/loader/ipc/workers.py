@@ -20,7 +20,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import SharedMemoryError, StorageError
-from wdsdist.storage.policy import LongWait
+from wdsdist.storage.waiting import LongWait
 
 _log = logging.getLogger("wdsdist")
 

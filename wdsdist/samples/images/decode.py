@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
 from wdsdist.samples.images.header import (
+    MAX_PIXELS,
     UPRIGHT,
     check_max_pixels,
     check_size,
@@ -61,14 +61,20 @@ _MOST_PADDING = 16
 class EncodedImage:
     """An encoded image: its size by its header, and its pixels once the needed size is known.
 
-    simplejpeg reads the JPEGs that it can read, Pillow all other images.
+    simplejpeg reads the JPEGs that it can read, Pillow all other images. Grey, palette, CMYK and images with
+    transparency become RGB.
 
-    Raises `SampleError` for bytes that are no image, and for an image of more than ``max_pixels``.
+    All methods raise `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the
+    decoder can tell, and for one of more than ``max_pixels``.
+
+    >>> image = EncodedImage(b"P5 3 2 255 " + bytes(6))
+    >>> image.size, image.decode()[0].shape
+    ((3, 2), (2, 3, 3))
     """
 
     __slots__ = ("_data", "_jpeg", "_max_pixels")
 
-    def __init__(self, data: Encoded, max_pixels: int) -> None:
+    def __init__(self, data: Encoded, max_pixels: int = MAX_PIXELS) -> None:
         self._data, self._max_pixels = data, max_pixels
         self._jpeg: tuple[int, int, int] | None = None
         """Width and height as stored, and orientation, of a JPEG that simplejpeg reads."""
@@ -92,24 +98,32 @@ class EncodedImage:
                 (width, height), turn = image.size, image_orientation(image)
         return (height, width) if is_turned(turn) else (width, height)
 
-    def pixels(self, min_width: int = 0, min_height: int = 0) -> Pixels:
-        """Decode upright pixels, uint8 [height, width, 3], at the smallest scale of at least this width and height."""
-        pixels = self._turbo_pixels(min_width, min_height)
-        if pixels is not None:
-            return pixels
+    def decode(self, min_width: int = 0, min_height: int = 0) -> tuple[Pixels, int]:
+        """Return upright pixels, uint8 [height, width, 3], that can be written to, and the divisor of their scale.
+
+        Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
+        at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s,
+        ``width`` pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the
+        full image. Other formats are decoded at full size.
+        """
+        if self._jpeg is not None:
+            scale = _scale(*self._jpeg, min_width, min_height)
+            pixels = self._turbo_pixels(scale)
+            if pixels is not None:
+                return pixels, scale
         with opened(self._data, self._max_pixels) as image:
             turn = image_orientation(image)
             scale = _scale(*image.size, turn, min_width, min_height)
-            if scale > 1:  # has an effect on JPEGs only
-                image.draft("RGB", (image.width // scale, image.height // scale))
+            if scale > 1 and image.draft("RGB", (image.width // scale, image.height // scale)) is None:
+                scale = 1  # it is no JPEG
             # A copy: Pillow's own array cannot be written to, and torch warns of that.
-            return upright(np.array(converted(image)), turn)
+            return upright(np.array(converted(image)), turn), scale
 
     def pillow(self) -> Image.Image:
         """Return the upright image as Pillow's, in RGB, with its metadata."""
         from PIL import Image, ImageOps
 
-        pixels = self._turbo_pixels(0, 0)
+        pixels = self._turbo_pixels(1)
         with opened(self._data, self._max_pixels) as image:
             if image_orientation(image) != UPRIGHT:
                 return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
@@ -119,12 +133,11 @@ class EncodedImage:
             decoded.info = image.info  # EXIF, resolution and colour profile
             return decoded
 
-    def _turbo_pixels(self, min_width: int, min_height: int) -> Pixels | None:
-        """Decode a JPEG with simplejpeg; return ``None`` for an image that Pillow must decode."""
+    def _turbo_pixels(self, scale: int) -> Pixels | None:
+        """Decode a JPEG with simplejpeg at a scale; return ``None`` for an image that Pillow must decode."""
         if self._jpeg is None:
             return None
         data, (width, height, turn) = self._data, self._jpeg
-        scale = _scale(width, height, turn, min_width, min_height)
         arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
         turbo: Any = _optional("simplejpeg")
         try:
@@ -140,43 +153,22 @@ class EncodedImage:
         return upright(pixels, turn)
 
 
-def decode_rgb(data: Encoded, *, min_width: int = 0, min_height: int = 0, max_pixels: int | None = None) -> Pixels:
-    """Return an image's colours as a uint8 array [height, width, 3] that can be written to.
-
-    Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
-    at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s, ``width``
-    pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the full image.
-    Other formats are decoded at full size. Grey, palette, CMYK and images with transparency become RGB. The image is
-    upright, and the sizes are its upright sizes.
-
-    Raises `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the decoder
-    can tell, and for one of more than ``max_pixels`` (by default 89,478,485); `ArgumentError` for limits below 0.
-
-    >>> decode_rgb(b"P5 3 2 255 " + bytes(6)).shape
-    (2, 3, 3)
-    """
-    sizes = check_integer("min_width", min_width, 0), check_integer("min_height", min_height, 0)
-    return EncodedImage(data, check_max_pixels(max_pixels)).pixels(*sizes)
-
-
-def image_size(data: Encoded, *, max_pixels: int | None = None) -> tuple[int, int]:
-    """Return (width, height) of an encoded image once it is upright, read from its header.
-
-    Raises `SampleError` for bytes that are no image, and for one of more than ``max_pixels`` (by default 89,478,485).
-
-    >>> image_size(b"P5 3 2 255 " + bytes(6))
-    (3, 2)
-    """
-    return EncodedImage(data, check_max_pixels(max_pixels)).size
-
-
+@cache
 def opencv() -> ModuleType | None:
     """Return OpenCV without threads of its own, or ``None`` if it is not installed.
+
+    Its threads would compete with the other workers for the cores.
 
     >>> opencv() is opencv()
     True
     """
-    return _opencv(os.getpid())
+    cv2 = _optional("cv2")
+    if cv2 is not None:
+        cv2.setNumThreads(0)
+    return cv2
+
+
+os.register_at_fork(after_in_child=opencv.cache_clear)  # a parent may have changed the setting since
 
 
 _FORMS = {
@@ -222,7 +214,7 @@ class DecodeImage:
         image = EncodedImage(data, self._max_pixels)
         if kind == "pil":
             return image.pillow()
-        pixels = image.pixels()
+        pixels, _ = image.decode()
         if kind == "torch":
             tensor = _channels_first(pixels)
             return tensor / 255 if as_float else tensor
@@ -279,13 +271,3 @@ def _optional(package: str) -> ModuleType | None:
         return import_module(package)
     except ImportError:
         return None
-
-
-@cache
-def _opencv(process: int) -> ModuleType | None:
-    # Once in each process: a forked worker inherits the setting of a parent that may have changed it since. OpenCV's
-    # threads would compete with the other workers for the cores.
-    cv2 = _optional("cv2")
-    if cv2 is not None:
-        cv2.setNumThreads(0)
-    return cv2

@@ -116,9 +116,9 @@ def image_size(head: Head) -> tuple[int, int]:
     Raises ``ValueError`` if its header is longer than the bytes read so far, and for anything else than an image.
     """
     extra("PIL", "images", "the size of images")
-    from wdsdist.samples.images import decode
+    from wdsdist.samples.images.decode import EncodedImage
 
-    return decode.image_size(head.data)
+    return EncodedImage(head.data).size
 
 
 def is_turned(orientation: int) -> bool:

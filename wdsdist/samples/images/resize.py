@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,47 +17,6 @@ if TYPE_CHECKING:
 _LARGEST_LINEAR_STEP = 2.0
 """Source pixels to a pixel, up to which plain bilinear interpolation is taken: up to there every source pixel has a
 weight. Photo-like images then differ from antialiased ones by 42 dB or more; beyond, pixels would be skipped."""
-
-_ALIGNED = 0.02
-"""Pixels by which a window may be displaced: photo-like images keep 46 dB or more against one that is not."""
-
-_LOOK_BACK = 64
-"""Source pixels before a window in which to look for a border that both grids share."""
-
-
-class Window(NamedTuple):
-    """What to resize of one axis so that a range of the whole resized axis is in it, on the same grid.
-
-    Resized alone, a range would be displaced by up to half a pixel, for it starts between two pixels of the source.
-    So the window starts at a border of the resized grid that falls on a border of the source.
-    """
-
-    start: int
-    stop: int
-    skip: int
-    """Pixels of the resized window that lie before the range."""
-    factor: float
-
-    @classmethod
-    def of(cls, length: int, step: float, offset: int, size: int) -> Window:
-        """Return the window for ``size`` pixels from ``offset`` on, if a pixel covers ``step`` of the source.
-
-        >>> Window.of(500, 500 / 250, 13, 224)
-        Window(start=22, stop=478, skip=2, factor=0.5000000005)
-        """
-        last = max(0, math.floor((offset - 2) * step))  # two pixels before: the filter reaches over the border
-        starts = range(last, max(-1, last - _LOOK_BACK), -1)
-
-        def misfit(start: int) -> float:
-            return abs(start / step - round(start / step))
-
-        start = next((start for start in starts if misfit(start) < _ALIGNED), None)
-        if start is None:
-            start = min(starts, key=misfit)
-        skip = offset - round(start / step)
-        stop = min(length, start + math.ceil((skip + size + 2) * step))
-        # Slightly above 1 / step, so that a product such as 500 * (341 / 500) does not round down.
-        return cls(start, stop, skip, (1 + 1e-9) / step)
 
 
 class Source:
@@ -86,14 +44,8 @@ class Source:
         self.height, self.width = self._image.shape[:2]
 
     def decode(self, min_width: int, min_height: int) -> tuple[Pixels, int]:
-        """Return pixels, and the factor by which their number was divided."""
-        if isinstance(self._image, np.ndarray):
-            return self._image, 1
-        pixels = self._image.pixels(min_width, min_height)
-        for scale in (1, 2, 4):
-            if pixels.shape[:2] == (-(-self.height // scale), -(-self.width // scale)):
-                return pixels, scale
-        return pixels, 8
+        """Return pixels, and the factor by which width and height were divided."""
+        return (self._image, 1) if isinstance(self._image, np.ndarray) else self._image.decode(min_width, min_height)
 
 
 def _within_npy(data: Encoded, max_pixels: int) -> Pixels:

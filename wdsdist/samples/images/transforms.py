@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from wdsdist._util.validation import as_number, check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.images.header import check_max_pixels
-from wdsdist.samples.images.resize import Source, Window, antialiased, resize, scaled
+from wdsdist.samples.images.header import check_max_pixels, check_size
+from wdsdist.samples.images.resize import Source, antialiased, resize, scaled
 from wdsdist.samples.marks import seeded
 
 __all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
@@ -124,13 +124,13 @@ class ResizeCenterCrop:
     """Resize an image and crop its centre, as for evaluation.
 
     The shorter side becomes ``resize`` pixels (256 for a ``size`` of 224, in proportion for other sizes), and the
-    central part of ``size``, a side or (height, width), is kept. An encoded image of more than ``max_pixels``, by
-    default 89,478,485, is an error, raised before decoding. Called with an encoded image, a ``.npy`` file of a uint8
-    array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a uint8 tensor [3, height,
-    width] with channels last in memory.
+    central part of ``size``, a side or (height, width), is kept. An image of more than ``max_pixels``, by default
+    89,478,485, before or after it is resized, is an error, raised before decoding. Called with an encoded image, a
+    ``.npy`` file of a uint8 array [height, width, 3], such an array or a uint8 tensor [3, height, width], it returns a
+    uint8 tensor [3, height, width] with channels last in memory.
 
     Geometry and filter equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images, so that models keep their
-    published accuracy; but a JPEG is decoded at the smallest sufficient scale, and only the kept part is resized.
+    published accuracy; but a JPEG is decoded at the smallest sufficient scale.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
     are no image, or a damaged one.
@@ -158,19 +158,17 @@ class ResizeCenterCrop:
 
     def __call__(self, data: Any) -> torch.Tensor:
         source = Source(data, self._max_pixels)
-        width, height = self._resized(source.width, source.height)
-        pixels, scale = source.decode(width, height)
-        x = Window.of(pixels.shape[1], source.width / scale / width, round((width - self._width) / 2), self._width)
-        y = Window.of(pixels.shape[0], source.height / scale / height, round((height - self._height) / 2), self._height)
-        resized = antialiased(pixels[y.start : y.stop, x.start : x.stop], scale_factor=(y.factor, x.factor))
-        part = resized[y.skip : y.skip + self._height, x.skip : x.skip + self._width]
-        return part.contiguous().permute(2, 0, 1)
-
-    def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """Return the (width, height) to which an image is resized."""
-        short, long = sorted((width, height))
+        short, long = sorted((source.width, source.height))
         longer = int(self._resize * long / short)
-        return (self._resize, longer) if width == short else (longer, self._resize)
+        width, height = (self._resize, longer) if source.width == short else (longer, self._resize)
+        check_size(width, height, self._max_pixels)  # which a very elongated image exceeds
+        pixels, scale = source.decode(width, height)
+        # The factor is the full image's, for the last pixel of a scaled one may be incomplete; slightly more, so that
+        # a product such as 500 * (341 / 500) does not round down.
+        factor = (1 + 1e-9) * scale
+        resized = antialiased(pixels, scale_factor=(factor * height / source.height, factor * width / source.width))
+        left, top = round((width - self._width) / 2), round((height - self._height) / 2)
+        return resized[top : top + self._height, left : left + self._width].contiguous().permute(2, 0, 1)
 
 
 def check_image_size(size: object) -> tuple[int, int]:

@@ -100,11 +100,10 @@ class Manifest(Listing):
         """
         from wdsdist.curation import add
 
-        added = add.add_columns(
+        add.add_columns(
             self, fields=fields, probe=probe, join=join, on=on, only=only, replace=replace, output=output,
             workers=workers, storage_options=storage_options, progress=progress,
         )  # fmt: skip
-        add.warn(added)
         return self
 
     def select(

@@ -1,17 +1,14 @@
 "use strict";
 // The epoch: a row for each rank, a column for each of its batches, coloured by the shards that the batch is read from.
 
-const EPOCH_FIELDS = ["epoch", "seed", "ranks", "batch_size", "order"];
+const EPOCH_FIELDS = ["epoch", "seed", "ranks", "batch_size"];
 const ROW = 20, LABELS = 64, IN_LEGEND = 24;
 
 const hue = (shard) => `hsl(${(shard * 137.508) % 360} 48% ${matchMedia("(prefers-color-scheme: dark)").matches ? 60 : 55}%)`;
 
 function epochForm(choice) {
   const inputs = EPOCH_FIELDS.map((name) => {
-    const value = choice[name] ?? "";
-    const input = name === "order"
-      ? el("select", { name }, ...["shard", "sampler"].map((one) => el("option", { selected: one === value }, one)))
-      : el("input", { name, type: "text", inputmode: "numeric", value });
+    const input = el("input", { name, type: "text", inputmode: "numeric", value: choice[name] ?? "" });
     return el("label", {}, el("span", {}, name.replace("_", " ")), input);
   });
   const form = el("form", { autocomplete: "off" }, ...inputs, el("button", { type: "submit" }, "Show"));
