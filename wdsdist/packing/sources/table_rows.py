@@ -115,8 +115,8 @@ def row_samples(
     entries = [(number, layout.columns[number]) for number in in_json]
     for batch in batches:
         values: list[Iterable[Any]] = [itertools.repeat(None)] * len(layout.columns)
-        for column, arrow in zip(layout.used, batch.columns, strict=True):
-            values[column] = _values(layout.columns[column], arrow)
+        for position, arrow in zip(layout.used, batch.columns, strict=True):
+            values[position] = _values(layout.columns[position], arrow)
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
             key = "" if key_column is None or row[key_column] is None else str(row[key_column])
             try:
