@@ -21,7 +21,7 @@ from tests.support.web import Answer, Asked, answering
 from wdsdist import StreamingDataset, storage
 from wdsdist.diagnostics.verify import Damage, repair, verify
 from wdsdist.errors import ArgumentError
-from wdsdist.storage.urls import options_for, store_of
+from wdsdist.storage.urls import options_for
 
 SECRET = "hush-4711"
 ENCODED = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -157,15 +157,14 @@ def test_a_damaged_shard_is_mended_from_another_store_without_options_of_the_fir
     # Options of a local data set can be for the source only.
     assert repair(tmp_path, damage, source=stores.one, storage_options=KEY)[0].done
     assert all(map(has_secret, stores.asked_one))
-    named = type(manifest).of(str(tmp_path), manifest.shards, storage_options=KEY, stores=(store_of(stores.one),))
+    named = manifest.with_source(client_options=storage.named(KEY, [stores.one]))
     assert repair(named, damage, source=stores.other)[0].done
     stores.check()
 
 
-def test_indexing_and_packing_of_shards_elsewhere_take_no_options_there(stores: Stores, tmp_path: Path) -> None:
+def test_packing_of_shards_elsewhere_takes_no_options_there(stores: Stores, tmp_path: Path) -> None:
     stores.list_shards(f"{stores.other}/a.tar")
     manifest = wdsdist.open(stores.one, storage_options=KEY, allow_elsewhere=True)
-    assert wdsdist.index(manifest, output=tmp_path / "indexes", storage_options=KEY).num_samples == 4
     assert wdsdist.pack(manifest, tmp_path / "packed", workers=1, storage_options=KEY).num_samples == 4
     stores.check()
 
@@ -194,5 +193,6 @@ def test_a_store_that_is_read_without_the_options_is_logged_once(
 
 
 def test_options_show_in_no_representation() -> None:
-    manifest = wdsdist.shards.manifest.Manifest.of("s3://bucket/train", [], storage_options={"secret": SECRET})
+    options = storage.named({"secret": SECRET}, ["s3://bucket"])
+    manifest = wdsdist.shards.manifest.Manifest.of("s3://bucket/train", [], client_options=options)
     assert SECRET not in f"{manifest!r} {manifest.client_options!r}"

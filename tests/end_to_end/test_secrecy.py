@@ -27,7 +27,7 @@ from wdsdist import storage
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import WdsdistError
 from wdsdist.packing import sources
-from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards import scan
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.storage import Deadline
 
@@ -87,7 +87,7 @@ def calls(url: str, folder: Path) -> dict[str, Callable[[], object]]:
         "fetch": lambda: storage.fetch(location, folder / "a.tar", deadline=soon),
         "fetch of a size": lambda: storage.fetch(location, folder / "a.tar", size=20 << 20, deadline=soon),
         "stat": lambda: storage.stat(location),
-        "index_remote": lambda: remotetar.index_remote(location, 10 << 20),
+        "index_remote": lambda: scan.scan_remote(location, 10 << 20),
         "pin": lambda: Shards(manifest, folder / "cache", timeout=0.3).shard(0),
         "open": lambda: wdsdist.open(signed(f"{url}/index.json"), download_timeout=0.3),
         "open of a tar": lambda: wdsdist.open(location, download_timeout=0.3),

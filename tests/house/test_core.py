@@ -43,7 +43,7 @@ STILL_OVER = {
     "distributed": 1_151,
     "storage": 2_219,
     "shards": 4_222,
-    "samples": 2_873,
+    "samples": 2_843,
     "loader": 3_227,
     "curation": 2_631,
     "media": 726,

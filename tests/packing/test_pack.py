@@ -21,9 +21,9 @@ from wdsdist.errors import ArgumentError
 from wdsdist.packing import pack
 from wdsdist.packing.writer import BUFFER
 from wdsdist.shards import index as shardindex
-from wdsdist.shards import local_index
 from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards import scan as tarindex
+from wdsdist.shards.shard_indexes import local_index
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
@@ -88,7 +88,7 @@ def test_the_bytes_are_the_same_wherever_source_and_destination_lie(
 def test_seed_and_source_order_decide_what_lies_where(source: Path, tmp_path: Path) -> None:
     def keys(name: str, seed: int | None) -> list[str]:
         manifest = pack(source, tmp_path / name, shuffle_seed=seed, shard_samples=15)
-        indexes = [local_index.shard_index(Path(manifest.location(n))) for n in range(len(manifest.counts))]
+        indexes = [local_index(Path(manifest.location(n))) for n in range(len(manifest.counts))]
         return [index.key(sample) for index in indexes for sample in range(index.num_samples)]
 
     in_order = keys("none", None)

@@ -95,22 +95,23 @@ def test_what_is_no_image_is_named_with_its_own_extension(tmp_path: Path) -> Non
         wdsdist.StreamingDataset(tmp_path, fields=("image",), decode={"image": ResizeCenterCrop(16)})[0]
 
 
-def test_a_sample_without_an_image_is_named() -> None:
-    with pytest.raises(SampleError, match="has no member any image: it has cls, txt"):
-        Fields(("image",)).choose(("cls", "txt"))
+@pytest.mark.parametrize(
+    ("fields", "layout", "message"),
+    [
+        (("image",), ("cls", "txt"), "has no member any image: it has cls, txt$"),
+        (("txt",), ("jpeg", "cls"), "has no member 'txt': it has cls, jpeg$"),
+        (("jpg;png",), ("jpeg", "cls"), "it has cls, jpeg; ask for either as 'jpg;png;jpeg', any image as 'image'$"),
+        (("image", "cls"), ("cls", "heic"), "has cls, heic; if your Pillow reads it, ask for it as 'image;heic'$"),
+    ],
+)
+def test_a_field_that_a_sample_lacks_is_named_with_what_to_ask_for(
+    fields: tuple[str, ...], layout: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SampleError, match=message):
+        Fields(fields).choose(layout)
+
+
+def test_an_image_of_any_type_is_found_also_of_a_rare_one_that_is_named() -> None:
     assert Fields(("image",)).choose(("png", "jpg")) == (("image", "jpg", 1),)
-
-
-def test_an_image_of_another_type_than_asked_for_is_told_how_to_ask_for_both() -> None:
-    with pytest.raises(SampleError, match=r"it has cls, jpeg; ask for either as 'jpg;png;jpeg', any image as 'image'$"):
-        Fields(("jpg;png", "cls")).choose(("jpeg", "cls"))
-    with pytest.raises(SampleError, match=r"has no member 'txt': it has cls, jpeg$"):
-        Fields(("txt",)).choose(("jpeg", "cls"))
-
-
-def test_an_image_of_a_rare_type_is_found_where_it_is_named() -> None:
-    with pytest.raises(SampleError, match=r"has cls, heic; if your Pillow reads it, ask for it as 'image;heic'"):
-        Fields(("image", "cls")).choose(("cls", "heic"))
     assert Fields(("image;heic",)).choose(("cls", "heic")) == (("image", "heic", 1),)
-    decoder = Decoder({"image": len})
-    assert decoder("heic", b"four", field="image") == 4
+    assert Decoder({"image": len})("heic", b"four", field="image") == 4

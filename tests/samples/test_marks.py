@@ -37,13 +37,6 @@ class Both:
         return self(data, seed, part, parts)
 
 
-class Slotted:
-    __slots__ = ()
-
-    def __call__(self, data: Any, seed: int) -> Any:
-        return data, seed
-
-
 class MarkedCall:
     @seeded
     def __call__(self, data: Any, seed: int) -> Any:
@@ -64,7 +57,6 @@ MARKED: dict[str, Callable[..., Any]] = {
     "instance with a marked call": MarkedCall(),
     "bound method": seeded(Both().method),
     "bound method with both marks": parted(seeded(Both().method)),
-    "instance without attributes": seeded(Slotted()),
     "partial of a marked function": functools.partial(marked, option=1),
     "partial of a partial of an instance": functools.partial(functools.partial(Both())),
 }

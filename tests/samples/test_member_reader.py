@@ -62,13 +62,6 @@ def test_a_sample_outside_is_named(data: Manifest, tmp_path: Path) -> None:
         cached(data, tmp_path).sample(12)
 
 
-def test_a_shard_that_is_gone_is_named(folder: Path) -> None:
-    reader = MemberReader(wdsdist.open(folder))
-    (folder / "shard-000001.tar").unlink()
-    with pytest.raises(NotFoundError, match=r"shard-000001\.tar does not exist"):
-        reader.sample(4)
-
-
 def test_altered_bytes_of_a_local_shard_are_an_error(folder: Path) -> None:
     path = folder / "shard-000000.tar"
     path.write_bytes(path.read_bytes().replace(b"caption 1", b"caption I"))
@@ -88,12 +81,14 @@ def test_a_remote_part_is_fetched_alone_and_wrong_bytes_once_more(store: MemoryS
     assert all(stop - start < 2 * LARGE for start, stop in ranges if start is not None and stop is not None)
 
 
-def test_a_remote_shard_that_is_gone_is_named(store: MemoryStore, tmp_path: Path) -> None:
-    reader = cached(wdsdist.open(f"{store.url}/x"), tmp_path)
-    sample = reader.sample(0)
-    del store.files["x/shard-000000.tar"]
-    with pytest.raises(FileNotFoundError, match=r"shard-000000\.tar"):
-        reader.read(sample, sample.members[0])
+def test_a_shard_that_is_gone_is_named(store: MemoryStore, folder: Path, tmp_path: Path) -> None:
+    remote = cached(wdsdist.open(f"{store.url}/x"), tmp_path)
+    sample = remote.sample(4)
+    del store.files["x/shard-000001.tar"]
+    (folder / "shard-000001.tar").unlink()
+    for read in (lambda: remote.read(sample, sample.members[0]), lambda: MemberReader(wdsdist.open(folder)).sample(4)):
+        with pytest.raises(NotFoundError, match=r"shard-000001\.tar does not exist"):
+            read()
 
 
 def test_a_store_that_does_not_answer_is_not_asked_for_the_whole_shard(store: MemoryStore, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_what_index_wrote_elsewhere_is_opened_by_who_allows_it(tmp_path: Path, h
         wdsdist.open(tmp_path / "own")
     found = wdsdist.open(tmp_path / "own", allow_elsewhere=True)
     assert found.location(0) == made.location(0) == str(home / "x.tar")
-    assert made.is_named
-    assert not found.is_named  # the flag allows reading; repairs elsewhere take the manifest of `index`
+    assert made.sources[0].is_named
+    assert not found.sources[0].is_named  # the flag allows reading; repairs elsewhere take the manifest of `index`
     wdsdist.export([home / "x.tar"], "wids", output=tmp_path)
     assert wdsdist.open(tmp_path / "wids.json", allow_elsewhere=True).location(0) == str(home / "x.tar")

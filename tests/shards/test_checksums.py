@@ -11,7 +11,7 @@ import pytest
 import wdsdist
 from tests.support.tars import plain_tar
 from wdsdist.shards import index as shardindex
-from wdsdist.shards import scan_local
+from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex, checksums
 
 LONG = "n" * 200
@@ -29,7 +29,7 @@ def tar(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(tar: Path) -> ShardIndex:
-    return scan_local.scan_shard(tar)
+    return scan.scan_shard(tar)
 
 
 def all_of(index: ShardIndex) -> np.ndarray:
@@ -52,7 +52,7 @@ def fetched(content: bytes, offsets: np.ndarray, lengths: np.ndarray) -> bytes:
 def test_a_scan_gives_each_member_the_checksum_of_its_data(index: ShardIndex, tar: Path) -> None:
     assert index.checksums is not None
     assert len(set(index.checksums.tolist())) == len(index.offsets) == 6
-    again = shardindex.loads(shardindex.dumps(index), "x")
+    again = shardindex.load(shardindex.dumps(index), "x")
     assert again.checksums is not None
     assert again.checksums.tolist() == index.checksums.tolist()
     assert again.of_samples(np.array([2, 0])).checksums.tolist() == index.checksums[[4, 5, 0, 1]].tolist()  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def test_packing_writes_the_checksums_that_a_scan_finds(tmp_path: Path) -> None:
     samples = [{"__key__": str(number), "txt": b"text" * number, "bin": large[: number << 20]} for number in range(4)]
     packed = wdsdist.pack(samples, tmp_path / "shards", workers=1)
     shard = tmp_path / "shards" / packed.shard(0).name
-    written, scanned = shardindex.load(shardindex.beside(shard)), scan_local.scan_shard(shard)
+    written, scanned = shardindex.load(shardindex.beside(shard)), scan.scan_shard(shard)
     assert written.checksums is not None
     assert written.checksums.tolist() == scanned.checksums.tolist()  # type: ignore[union-attr]
 

@@ -169,6 +169,6 @@ def test_an_index_cut_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None
 )
 def test_an_index_whose_parts_disagree_is_refused(what: str, change: Callable[[ShardIndex], dict[str, Any]]) -> None:
     index = dataclasses.replace(built(SAMPLES), checksums=np.arange(5, dtype=np.uint32))
-    assert shardindex.loads(shardindex.dumps(index), "x").num_samples == 3
+    assert shardindex.load(shardindex.dumps(index), "x").num_samples == 3
     with pytest.raises(IndexFormatError, match=f"its {what} do not fit together"):
-        shardindex.loads(shardindex.dumps(dataclasses.replace(index, **change(index))), "x")
+        shardindex.load(shardindex.dumps(dataclasses.replace(index, **change(index))), "x")

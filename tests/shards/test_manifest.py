@@ -68,7 +68,9 @@ def test_a_manifest_loads_as_it_was_saved(
 
 
 def test_a_manifest_shows_its_figures_but_no_credentials_and_no_control_characters() -> None:
-    manifest = Manifest.of("s3://me:pass@bucket/train", SHARDS, storage_options={"key": "secret"})
+    manifest = Manifest.of(
+        "s3://me:pass@bucket/train", SHARDS, client_options=storage.named({"key": "secret"}, ["s3://bucket"])
+    )
     assert repr(manifest) == "Manifest('s3://bucket/train': 8 samples in 3 shards, 1,099,511,639,040 bytes)"
     fields = Manifest.of("/data", [], extra={"fields": ["jpg", "t\x1b[2Jxt"]})
     assert repr(fields) == r"Manifest('/data': 0 samples in 0 shards, 0 bytes, fields jpg, t\x1b[2Jxt)"
@@ -77,7 +79,9 @@ def test_a_manifest_shows_its_figures_but_no_credentials_and_no_control_characte
 
 
 def test_some_shards_of_a_manifest_are_a_manifest() -> None:
-    manifest = Manifest.of("s3://bucket", SHARDS, name="n", extra={"k": 1}, storage_options={"key": "secret"})
+    manifest = Manifest.of(
+        "s3://bucket", SHARDS, name="n", extra={"k": 1}, client_options=storage.named({"key": "secret"}, [])
+    )
     chosen = manifest.of_shards([2, 0])
     assert chosen.shards == (SHARDS[2], SHARDS[0])
     assert (chosen.base, chosen.name, chosen.extra, chosen.client_options) == (

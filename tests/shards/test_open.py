@@ -111,6 +111,7 @@ def test_a_data_set_opens_by_the_url_of_its_folder_or_index_or_tars(in_memory: s
         assert listed(wdsdist.open(url)) == expected(in_memory, 0, 1, 2)
     assert listed(wdsdist.open(f"{in_memory}/{NAMES[1]}")) == expected(in_memory, 1)
     opened = wdsdist.open(in_memory, storage_options={"skip_instance_cache": True})
+    assert opened.client_options is not None
     assert opened.client_options.given == {"skip_instance_cache": True}
     assert opened.fingerprint == wdsdist.open(data_set).fingerprint
 
@@ -247,7 +248,7 @@ def test_indexing_takes_the_ways_to_name_tars(tars: Path) -> None:
     assert wdsdist.index(f"{tars}/train-{{00..01}}.tar").num_samples == 7
     assert wdsdist.index([tars / NAMES[1], str(tars / NAMES[0])]).shards[0].name == NAMES[1]
     (tars / "index.json").unlink()
-    assert wdsdist.index(wdsdist.open(tars / NAMES[2])).shards[0].name == NAMES[2]
+    assert wdsdist.index(tars / NAMES[2]).shards[0].name == NAMES[2]
     write_shard(tars / NAMES[2], 40)
     assert wdsdist.index(tars).num_samples == 47
     assert wdsdist.open(tars / NAMES[2]).num_samples == 40

@@ -19,8 +19,7 @@ from tests.support.web import Web, served
 from wdsdist import storage
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards import index as shardindex
-from wdsdist.shards import scan_local as tarindex
-from wdsdist.shards import scan_remote as remotetar
+from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
 
 LARGE = [(f"{number}.bin", bytes([number]) * 5_000_000) for number in range(4)]
@@ -77,8 +76,8 @@ def test_a_remote_tar_has_the_index_of_a_local_copy(
 ) -> None:
     place = request.getfixturevalue(store)
     url = f"{place if isinstance(place, str) else place.url}/{name}"
-    found = remotetar.index_remote(url, storage.stat(url).size)
-    assert same_but_digest(found, tarindex.scan_shard(folder / name))
+    found = scan.scan_remote(url, storage.stat(url).size)
+    assert same_but_digest(found, scan.scan_shard(folder / name))
     assert bool(found.sha256) == (name != "large.tar")
     if not isinstance(place, str):  # only headers of large members are read; others are streamed after a few requests
         assert place.sent < (0 if name == "large.tar" else len(tar(name))) + 1.2 * (1 << 20)
@@ -86,8 +85,8 @@ def test_a_remote_tar_has_the_index_of_a_local_copy(
 
 def test_a_server_without_ranges_streams_the_whole(folder: Path) -> None:
     with served(folder, ranges=False) as web:
-        found = remotetar.index_remote(f"{web.url}/large.tar", len(tar("large.tar")))
-    assert found.sha256 == tarindex.scan_shard(folder / "large.tar").sha256
+        found = scan.scan_remote(f"{web.url}/large.tar", len(tar("large.tar")))
+    assert found.sha256 == scan.scan_shard(folder / "large.tar").sha256
     assert web.sent < 2.5 * len(tar("large.tar"))  # for a part it is not asked to send the whole
 
 
@@ -95,7 +94,7 @@ def test_a_remote_tar_that_is_cut_is_damage_that_names_its_url(web: Web, folder:
     for cut in (12_000_000, len(tar("large.tar")) - 10_000):
         (folder / "cut.tar").write_bytes(tar("large.tar")[:cut])
         with pytest.raises(ShardDamagedError, match=rf"^{web.url}/cut\.tar: .* at byte [\d,]+ of {cut:,}"):
-            remotetar.index_remote(f"{web.url}/cut.tar", cut)
+            scan.scan_remote(f"{web.url}/cut.tar", cut)
 
 
 def test_the_indexes_are_written_beside_the_shards_where_that_can_be(memory: str, folder: Path) -> None:
@@ -106,7 +105,7 @@ def test_the_indexes_are_written_beside_the_shards_where_that_can_be(memory: str
         ("large.tar", 4), ("small.tar", 2000), ("tiny.tar", 3),
     ]  # fmt: skip
     (folder / "tiny").write_bytes(storage.read(f"{memory}/tiny.tar.wdsindex"))
-    assert same_but_digest(shardindex.load(folder / "tiny"), tarindex.scan_shard(folder / "tiny.tar"))
+    assert same_but_digest(shardindex.load(folder / "tiny"), scan.scan_shard(folder / "tiny.tar"))
     reader = Shards(found)
     assert [bytes(reader.shard(0).member(n, 0)[:1]) for n in range(4)] == [bytes([n]) for n in range(4)]
 

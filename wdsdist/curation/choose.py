@@ -107,7 +107,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     return is_found, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
 
 
-def _read_list(location: str, on: str, options: storage.StorageOptions) -> Any:
+def _read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:
     """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list."""
     shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
     if kind_of(name):

@@ -60,7 +60,7 @@ class JoinReport(NamedTuple):
 
 def table_paths(
     manifest: Manifest, tables: Tables, storage_options: Mapping[str, Any] | None
-) -> tuple[dict[str, str], storage.StorageOptions]:
+) -> tuple[dict[str, str], storage.StorageOptions | None]:
     """Return the tables that ``join`` names, and the options of their stores.
 
     The tables are paths and URLs, by their names without credentials; patterns are expanded. Raises `NotFoundError` for

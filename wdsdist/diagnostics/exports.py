@@ -19,9 +19,9 @@ from wdsdist import storage
 from wdsdist._util.files import atomic_write, lies_in
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
-from wdsdist.shards.local_index import shard_index
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.open import open as open_shards
+from wdsdist.shards.shard_indexes import local_index
 from wdsdist.shards.spellings import Location, Shards
 from wdsdist.shards.tar.naming import FIRST_DOT
 
@@ -160,7 +160,7 @@ def _files(manifest: Manifest, format: str, folder: Path, split: str, workers: i
 
 def _sample_starts(path: Path, folder: str) -> bytes:
     """Return the offset of each sample's first header, and of the closing blocks: int64 [n + 1], as bytes."""
-    index = shard_index(path, listed_in=folder)
+    index = local_index(path, listed_in=folder)
     firsts = frozenset(index.offsets[index.sample_starts[:-1]].tolist())
     starts: list[int] = []
     with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as tar:
@@ -175,7 +175,7 @@ def _sample_starts(path: Path, folder: str) -> bytes:
 
 
 def _dali_lines(path: Path, folder: str) -> bytes:
-    index = shard_index(path, listed_in=folder)
+    index = local_index(path, listed_in=folder)
     lines = [f"v1.2 {index.num_samples}"]
     for sample in range(index.num_samples):
         key = index.key(sample)

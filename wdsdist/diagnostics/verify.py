@@ -34,13 +34,13 @@ from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT, Fields, with_raw_images
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import scan_local
+from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.local_index import regular
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
+from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.spellings import Location, Shards
 from wdsdist.storage.compression import Expansion
 
@@ -224,7 +224,7 @@ def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[tup
             problems.append(("tar", f"{gap}: {_AGAIN}"))
         try:
             skip = known is not None and bool(known.left_out)
-            scanned = scan_local.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=data.key_rule)
+            scanned = scan.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=data.key_rule)
             digest = scanned.file.sha256
             if scanned.num_samples != listed.num_samples:
                 counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
@@ -237,7 +237,7 @@ def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[tup
             digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
             problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
         if scanned is not None and (check.deep or check.fields is not None):
-            with scan_local.decompressed(path, tar_size=scanned.size) as tar:
+            with scan.decompressed(path, tar_size=scanned.size) as tar:
                 failing, entries = _check_members(tar, scanned, check)
             problems += [("member", problem) for problem in failing]
             if check.quarantine:
@@ -360,9 +360,10 @@ def repair(
     [Repair(shard='shard-000000.tar', done=True, what='indexed again')]
     """
     manifest = open_shards(shards, storage_options=storage_options)
-    if source is not None and not manifest.client_options.stores:
-        given = storage_options or manifest.client_options.given
-        manifest = manifest.with_source(storage_options=dict(given), stores=(os.fspath(source),))
+    bound = manifest.client_options or storage.named(None, [])
+    if source is not None and not bound.stores:
+        options = storage.named(storage_options or bound.given, [os.fspath(source)])
+        manifest = manifest.with_source(client_options=options)
     by_shard: dict[int, set[str]] = {}
     for problem in damage:
         by_shard.setdefault(problem.number, set()).add(problem.part)
@@ -389,7 +390,9 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
         raise WdsdistError("it lies in a store: upload a whole copy of it there")
     path = storage.local_path(location)
     # A shard that the user did not name is repaired only if it lies in the folder of the data set.
-    if not data.is_named and (storage.is_remote(data.base) or not lies_in(path, storage.local_path(data.base))):
+    if not data.sources[0].is_named and (
+        storage.is_remote(data.base) or not lies_in(path, storage.local_path(data.base))
+    ):
         raise WdsdistError(
             f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
             f"repair it there"
@@ -421,6 +424,6 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
         done = f"replaced by {storage.shown(whole)}"
     elif "index" not in parts:
         return "nothing done"
-    skip = known is not None and bool(known.left_out)
-    scan_local.write_index(path, sidecar, skip=skip, key_rule=data.key_rule)
+    index = scan.scan_shard(path, skip=bool(known and known.left_out), key_rule=data.key_rule)
+    storage.put(str(sidecar), shard_index.dumps(index))
     return done

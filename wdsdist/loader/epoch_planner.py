@@ -100,8 +100,8 @@ class EpochPlanner:
             from wdsdist.distributed.job_store import check_same
 
             for data in dataset.manifest.data_sets:
-                for location, version in data.versions.items():
-                    check_same(f"index.json of {location}", version)
+                if version := data.sources[0].version:
+                    check_same(f"index.json of {shown(data.base)}", version)
                 if here.world_size == group.get_world_size():
                     check_same(f"choice of samples of {shown(data.base)}", data.fingerprint, why=_ONE_CHOICE)
             self.batcher.check_ranks_agree(start.world, start.block)

@@ -163,7 +163,7 @@ class Clip:
         If the headers do not give the length of the video, or a wrong one, all packets are read first, and the frames
         are passed again from the first on. Times are in ticks of the stream.
         """
-        fps = None if self.fps is None else Fraction(self.fps).limit_denominator(1001)
+        fps = None if self.fps is None else Fraction(float(self.fps)).limit_denominator(1001)
         rate = fps or track.stream.average_rate or track.stream.guessed_rate or Fraction(25)
         stride = self.stride or 1
         step = stride / (rate * track.tick)

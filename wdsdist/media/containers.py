@@ -136,10 +136,10 @@ class Track:
         return (first, int(end)) if end > first else None
 
     def frames_from(self, time: int, *, preroll: int = 0, needed: int | None = None) -> Iterator[Any]:
-        """Yield frames from one that is shown at a time or before it; all frames if there is no such keyframe.
+        """Yield frames from the last keyframe before a time on; from the first one if the container finds no such.
 
         Args:
-            time: of the first frame that is wanted.
+            time: the first of the frames is shown at it, or before it.
             preroll: how long before it to begin.
             needed: as `frames` takes it.
         """

@@ -166,7 +166,7 @@ def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwr
         DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
         ArgumentError: the source was added before and has changed since.
     """
-    if known.base != place.location or known.is_named or "key_rule" in known.extra:
+    if known.base != place.location or known.sources[0].is_named or "key_rule" in known.extra:
         why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
         raise DestinationError(
             f"the data set that the index.json of {place} lists {why}: pack into a folder of its own and use both with "

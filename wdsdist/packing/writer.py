@@ -102,7 +102,7 @@ def whole_index(place: Place, name: str, size: int | None, on_error: OnError) ->
     if size is None:
         return None
     try:
-        index = shardindex.loads(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
+        index = shardindex.load(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
     return index if size == index.file.size and not (index.left_out and on_error == "raise") else None

@@ -14,7 +14,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
 from wdsdist.samples.bad_samples import Replaced, described
 from wdsdist.samples.collate import collate
-from wdsdist.samples.marks import Part
+from wdsdist.samples.marks import Part, is_seeded
 from wdsdist.samples.members import Members
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute
@@ -49,7 +49,7 @@ class SampleReader:
         self._first_shards = list(self.specs)
         self._specs = list(self.specs.values())
         self._seed = seed
-        self._needs_seeds = any(spec.needs_seeds for spec in self._specs)
+        self._needs_seeds = any(spec.decoder.is_seeded or is_seeded(spec.transform) for spec in self._specs)
         self._has_transform = any(spec.transform is not None for spec in self._specs)
         self._optional = frozenset[str]().union(*(spec.fields.optional for spec in self._specs))
         self._num_replaced = 0  # samples of the batch that are substitutes
@@ -68,7 +68,7 @@ class SampleReader:
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return all(spec.is_light for spec in self._specs)
+        return all(spec.transform is None and spec.decoder.is_light for spec in self._specs)
 
     @property
     def itemsizes(self) -> dict[str, int]:
@@ -187,16 +187,16 @@ class SampleReader:
                 raise
             bad = self._note(members, row, error)
         self._num_replaced += 1
-        shard, own, part = members.shards[row], members.samples[row], members.parts[row]
-        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, own, *(part[:1] if part else ()))
+        shard, replaced, part = members.shards[row], members.samples[row], members.parts[row]
+        key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, replaced, *(part[:1] if part else ()))
         numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
         stored = [shard.stored(number) for number in numbers.tolist()]
         if self.misfits is not None:
-            misfits = self.misfits(shard.number, numbers, stored.index(own))
+            misfits = self.misfits(shard.number, numbers, stored.index(replaced))
             order = np.argsort(misfits, kind="stable")
             numbers, stored = numbers[order], [stored[number] for number in order.tolist()]
         for number, sample in zip(numbers.tolist(), stored, strict=True):
-            if sample == own:
+            if sample == replaced:
                 continue
             (part,) = self._parts(np.array([shard.number]), np.array([number]))
             substitute = members.substitute(row, sample, part)

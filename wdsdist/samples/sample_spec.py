@@ -137,21 +137,17 @@ class Decoder:
         """Return how the members of a field are decoded that have an extension, in any case."""
         step = self._steps.get((field, extension))
         if step is None:
-            name, layers, function = extension.lower(), 0, None
+            known, function = self._functions, None
+            name, layers = extension.lower(), 0
             while not self.is_raw:
-                is_zipped = name.endswith(".gz") and len(name) > 3
-                function = self._function(name, "" if is_zipped else field)
+                is_zipped, kind = name.endswith(".gz") and len(name) > 3, last_part(name)
+                function = known.get(name) or known.get(kind) or (None if is_zipped else known.get(field))
+                function = function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
                 if function is not None or not is_zipped:
                     break
                 name, layers = name[:-3], layers + 1
             step = self._steps[field, extension] = Step(function or bytes, layers)
         return step
-
-    def _function(self, name: str, field: str) -> Callable[..., Any] | None:
-        """Return the decoder of an extension or a field; ``None`` if members stay bytes."""
-        known, kind = self._functions, last_part(name)
-        function = known.get(name) or known.get(kind) or known.get(field)
-        return function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
 
     def __call__(
         self,
@@ -226,13 +222,3 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_callable("transform", self.transform)
-
-    @property
-    def is_light(self) -> bool:
-        """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self.transform is None and self.decoder.is_light
-
-    @property
-    def needs_seeds(self) -> bool:
-        """Whether decoding or transforming a sample needs a seed."""
-        return is_seeded(self.transform) or self.decoder.is_seeded

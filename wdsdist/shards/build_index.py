@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
-from wdsdist._util.files import lies_in
 from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_callable, check_integer
 from wdsdist.errors import (
@@ -26,17 +25,15 @@ from wdsdist.errors import (
     printable,
 )  # fmt: skip
 from wdsdist.shards import index as shard_index
-from wdsdist.shards import scan_local
+from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.index.build import check_fields
-from wdsdist.shards.interop import find_splits, warn_of_splits
+from wdsdist.shards.interop import find_splits, tars_in, warn_of_splits
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.progress import Report, ShardsProgress
-from wdsdist.shards.scan_remote import index_remote
-from wdsdist.shards.spellings import Location, Shards, expand
+from wdsdist.shards.spellings import Location, expand
 from wdsdist.shards.tar.member_names import check_rule
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
-from wdsdist.shards.tar_folders import tars_in
 
 _OUTPUT = "name a local folder for the indexes as output"
 
@@ -47,7 +44,7 @@ _Indexed = ShardIndex | ShardDamagedError
 
 
 def index(
-    shards: Shards,
+    shards: Location | Iterable[Location],
     *,
     output: Location | None = None,
     name: str | None = None,
@@ -101,49 +98,47 @@ def index(
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"', argument="on_error")
     file_name = index_json.file_name(name)
-    if not isinstance(shards, Manifest):
-        shards = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
-    options = storage.named(storage_options, shards.client_options.stores if isinstance(shards, Manifest) else shards)
-    locations = _tars(shards, options, together=output is None)
-    if isinstance(shards, list) and locations != shards and name is None:
-        advice = f"`wdsdist index {storage.shown(shards[0])} --splits` makes one each"
-        warn_of_splits(shards[0], _names(locations), options, advice)
-    target = storage.split(locations[0])[0] if output is None else storage.normalise(output)
-    names = _names(locations) if output is None else locations
-    if output is not None:
+    spelled = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    options = storage.named(storage_options, spelled)
+    locations = _tars(spelled, options)
+    if locations != spelled and name is None:
+        advice = f"`wdsdist index {storage.shown(spelled[0])} --splits` makes one each"
+        warn_of_splits(spelled[0], _names(locations), options, advice)
+    if output is None:
+        target, names = _common_folder(locations), _names(locations)
+    else:
+        target, names = storage.normalise(output), locations
         _prepare(target, locations)
-    elif storage.is_read_only(target):
-        raise DestinationError(f"{storage.shown(target)} cannot be written: {_OUTPUT}")
     _check_names(target, names, elsewhere=output is not None)
-    known = _known(storage.join(target, file_name), locations, options)
+    origin = storage.join(target, file_name)
+    known = _known(origin, locations, options)
     index_tar = functools.partial(_index_tar, target=target, skip=on_error == "skip", key=key, options=options)
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
         indexes = _index_all(executor, index_tar, locations, options, progress)
     pairs = [(shard, index) for shard, index in zip(names, indexes, strict=True) if isinstance(index, ShardIndex)]
     check_fields(storage.shown(target), (index for _, index in pairs))
     left_out = _all_left_out(target, locations, indexes)
+    notes = _notes([index for _, index in pairs], key)
+    if left_out:
+        notes |= {"left_out": len(left_out), "on_error": on_error}
     manifest = Manifest.of(
         target,
         (Shard.of(shard, index) for shard, index in pairs),
         name=name or storage.split(target)[1],
-        extra={
-            **_notes([index for _, index in pairs], key),
-            **({"left_out": len(left_out), "on_error": on_error} if left_out else {}),
-        },
-        storage_options=dict(options.given),
-        stores=options.stores,
+        extra=notes,
+        client_options=options,
         is_named=output is not None,
-        origin=storage.join(target, file_name),
+        origin=origin,
     )
     if known is not None:
-        manifest = manifest.with_source(extra=manifest.extra | _kept_notes(known, manifest))
+        manifest = manifest.with_source(extra=notes | _kept_notes(known, manifest))
     if left_out:
         lines = b"".join(json.dumps(line).encode() + b"\n" for line in left_out)
-        _write(index_json.report_of(manifest.origin), lines, options)
+        _write(index_json.report_of(origin), lines, options)
     else:
-        storage.delete(index_json.report_of(manifest.origin), options)
-    _write(manifest.origin, index_json.dumps(manifest), options)
-    where, scattered = storage.shown(target), manifest.extra.get("scattered")
+        storage.delete(index_json.report_of(origin), options)
+    _write(origin, index_json.dumps(manifest), options)
+    where, scattered = storage.shown(target), notes.get("scattered")
     if not manifest.num_samples:
         _log.warning("%s has no samples", where)
     if scattered:
@@ -175,34 +170,31 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
     ]
 
 
-def _tars(shards: Manifest | list[str], options: storage.StorageOptions, *, together: bool) -> list[str]:
-    """Return the locations of the tars; ``together`` requires that all lie in one folder."""
-    if isinstance(shards, Manifest):
-        locations = [shards.location(number) for number in range(len(shards.counts))]
-        for number, location in enumerate(locations if together else ()):
-            part = shards.part(number)[0]  # a link in a data set must not make us write outside it
-            is_inside = storage.is_remote(location) or lies_in(Path(location), storage.local_path(part.base))
-            if not (is_inside or part.is_named):
-                raise DestinationError(f"{location} lies outside {storage.shown(part.base)}: {_OUTPUT}")
-    elif len(shards) > 1 or is_tar(storage.split(shards[0])[1]):
-        locations = shards
-    else:
-        locations = tars_in(shards[0], options)
-        _check_names(shards[0], _names(locations))
+def _tars(spelled: list[str], options: storage.StorageOptions) -> list[str]:
+    """Return the locations of the tars that are named, or that lie in the folder that is named."""
+    locations = spelled
+    if len(spelled) == 1 and not is_tar(storage.split(spelled[0])[1]):
+        locations = tars_in(spelled[0], options)
+        _check_names(spelled[0], _names(locations))
     if not locations:
-        raise NotFoundError(
-            f"{storage.shown(shards[0] if isinstance(shards, list) else shards.base)} holds no .tar files"
-        )
+        raise NotFoundError(f"{storage.shown(spelled[0])} holds no .tar files")
     for location in locations:
         if not storage.is_remote(location) and not Path(location).is_file():
             raise NotFoundError(f"shard {location} does not exist, or is not a file")
+    return locations
+
+
+def _common_folder(locations: list[str]) -> str:
+    """Return the folder of all tars, in which the indexes can be written."""
     folders = sorted({storage.split(location)[0] for location in locations})
-    if together and len(folders) > 1:
+    if len(folders) > 1:
         raise IndexFormatError(
             f"the shards lie in {len(folders)} folders ({storage.shown(folders[0])}, {storage.shown(folders[1])}, "
             f"...): index one folder at a time, or name a folder for the indexes of all as output"
         )
-    return locations
+    if storage.is_read_only(folders[0]):
+        raise DestinationError(f"{storage.shown(folders[0])} cannot be written: {_OUTPUT}")
+    return folders[0]
 
 
 def _names(locations: Iterable[str]) -> list[str]:
@@ -277,7 +269,7 @@ def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
     """
     before = len(known.counts)
     notes: dict[str, Any] = {name: known.extra[name] for name in ("classes", "appended") if name in known.extra}
-    if not 0 < before <= len(manifest.counts) or manifest.fingerprints([before]) != [known.fingerprint]:
+    if not 0 < before <= len(manifest.counts) or manifest.prefix(before).fingerprint != known.fingerprint:
         notes.pop("appended", None)
     elif len(lengths := sorted({*known.generations, len(manifest.counts)})) > 1:
         notes["generations"] = lengths
@@ -294,17 +286,17 @@ def _write(location: str, content: bytes, options: storage.StorageOptions) -> No
 
 def _index_all(
     executor: concurrent.futures.Executor,
-    index_tar: Callable[[str, int | None], _Indexed],
+    index_tar: Callable[[str, int], _Indexed],
     locations: list[str],
     options: storage.StorageOptions,
     progress: Report,
 ) -> list[_Indexed]:
     """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
-    sizes = list(executor.map(functools.partial(_size, options=options), locations))
+    sizes = [entry.size for entry in executor.map(functools.partial(storage.stat, options=options), locations)]
     jobs = enumerate(zip(locations, sizes, strict=True))
     futures = {executor.submit(index_tar, *job): number for number, job in jobs}
     indexes: dict[int, _Indexed] = {}
-    total = sum(size or 0 for size in sizes)
+    total = sum(max(size, 0) for size in sizes)
     bytes_done = samples_done = 0
     if progress:
         progress(ShardsProgress(0, len(locations), 0, total, 0))
@@ -318,27 +310,18 @@ def _index_all(
     return [indexes[number] for number in range(len(locations))]
 
 
-def _size(location: str, options: storage.StorageOptions) -> int | None:
-    """Return the bytes of a tar; ``None`` if its store does not state them."""
-    try:
-        size = storage.stat(location, options).size
-    except FileNotFoundError as error:
-        raise NotFoundError(f"shard {storage.shown(location)} does not exist") from error
-    return None if size < 0 else size
-
-
 def _index_tar(
-    location: str, size: int | None, *, target: str, skip: bool, key: str, options: storage.StorageOptions
+    location: str, size: int, *, target: str, skip: bool, key: str, options: storage.StorageOptions
 ) -> _Indexed:
     """Index a tar and write its index below the target; with ``skip``, return the error of a damaged tar."""
     try:
         if storage.is_remote(location):
-            index = index_remote(location, size, options, skip=skip, key_rule=key)
+            index = scan.scan_remote(location, size, options, skip=skip, key_rule=key)
         else:
-            index = scan_local.scan_shard(Path(location), skip=skip, key_rule=key)
+            index = scan.scan_shard(Path(location), skip=skip, key_rule=key)
     except ShardDamagedError as error:
         if not skip:
-            raise scan_local.advised(error) from None
+            raise scan.advised(error) from None
         return error
     _write(storage.join(target, shard_index.index_name(location, target)), shard_index.dumps(index), options)
     return index

@@ -1,4 +1,4 @@
-"""Indexes of other tools: open a folder of tars by their counts, and find its splits.
+"""Folders of tars without an ``index.json``: list the tars, open them by the counts of another tool, find the splits.
 
 Read are timm's ``_info.json``, Megatron-Energon's ``.nv-meta`` and wids' ``wids-meta.json``. They come with the data:
 names in them stay below their folder, and their counts are believed only until a shard is opened.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.shards.manifest import Manifest, Shard, check_location
+from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.tar.naming import is_tar
 
 _MOST_BYTES = 64 << 20
@@ -31,6 +31,47 @@ Counts = dict[str, int]
 """Samples by tar."""
 Splits = dict[str, Counts]
 """Counts by split; the name is empty if a tool has no splits."""
+
+
+def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
+    """Return the locations of the tars in a folder, without hidden files, such as unfinished ones.
+
+    Raises `NotFoundError` for a folder that packing has not finished: shards are missing.
+    """
+    names = _names(folder, options)
+    if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
+        raise NotFoundError(
+            f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
+            f"the rest, or delete {index_json.PACK_RECORD} there to keep only the shards that it holds"
+        )
+    return [storage.join(folder, name) for name in names if is_tar(name)]
+
+
+def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
+    """Return the error for a location that is not a data set, with what to do."""
+    where = storage.shown(location)
+    if storage.is_read_only(location):
+        return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")
+    names = _names(location, options)
+    try:
+        if not names:  # a bucket has no empty folders
+            storage.stat(location, options)
+    except FileNotFoundError:
+        return NotFoundError(f"{where} does not exist")
+    if named := [name for name in names if name.startswith("index-") and name.endswith(".json")]:
+        return NotFoundError(f"{where} holds several data sets: name one, such as {where}/{named[0]}")
+    return NotFoundError(
+        f"{where} holds {len(tars_in(location, options)):,} tar files but no index.json: run `wdsdist index {where}` "
+        f"once for tars, or make a data set of files by `wdsdist pack {where} DEST`"
+    )
+
+
+def _names(folder: str, options: storage.StorageOptions | None) -> list[str]:
+    """Return the names in a folder, but no hidden tars; nothing of the web."""
+    if storage.is_read_only(folder):
+        return []
+    names = [entry.name for entry in storage.list(folder, options)]
+    return [name for name in names if not (name.startswith(".") and is_tar(name))]
 
 
 def by_foreign_counts(
@@ -70,8 +111,7 @@ def by_foreign_counts(
         [Shard(name, counts[name], sizes.get(name, -1), "") for name in names],
         name=storage.split(folder)[1],
         extra={"source": {"kind": "tar"}, "counts_from": file},
-        storage_options=dict(options.given),
-        stores=options.stores,
+        client_options=options,
     )
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
-from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.shards.manifest import Manifest, index_json
+from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
+from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 
 if TYPE_CHECKING:
+    from wdsdist.shards.index import ShardIndex
     from wdsdist.shards.spellings import Shards
 
 _SPELLING = re.compile(r"[*?\[{@\0]|::|^pipe:|^$", re.IGNORECASE)
@@ -101,9 +104,7 @@ def open_tolerant(
         locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        from wdsdist.shards.tar_folders import open_tars
-
-        return open_tars(locations, storage_options, load, skip=skip, key=key)
+        return _open_tars(locations, storage_options, load, skip=skip, key=key)
     if storage.split(locations[0])[1].endswith(".json"):
         return load(locations[0], storage_options)
     return _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
@@ -123,7 +124,7 @@ def _open_folder(
         except StorageError as error:  # a bucket that lists nothing refuses objects that do not exist, as below a view
             refusal = error
     from wdsdist.curation import view_file
-    from wdsdist.shards import interop, tar_folders
+    from wdsdist.shards import interop
 
     options = storage.named(storage_options, [location])
     if view_file.is_view(location, options):
@@ -136,5 +137,56 @@ def _open_folder(
         raise refusal
     manifest = None if is_signed else interop.by_foreign_counts(location, options)
     if manifest is None:
-        raise tar_folders.no_index(location, options)
+        raise interop.no_index(location, options)
     return manifest
+
+
+def _open_tars(
+    locations: list[str], options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, skip: bool, key: str
+) -> Manifest:
+    """Open single tars: from the ``index.json`` of their folder, the counts of another tool, or the index of each."""
+    folder = storage.split(locations[0])[0]
+    try:
+        manifest = load(storage.join(folder, index_json.FILE_NAME), options, named=locations)
+        numbers = {manifest.location(number): number for number in range(len(manifest.counts))}
+        return manifest.of_shards(numbers[location] for location in locations)
+    except (NotFoundError, KeyError):
+        pass  # no index.json, or one that does not list these tars
+    from wdsdist._util.pools import pool
+    from wdsdist.shards import interop
+    from wdsdist.shards.index.build import check_fields
+    from wdsdist.shards.shard_indexes import local_index
+
+    if {storage.split(location)[0] for location in locations} == {folder}:
+        with contextlib.suppress(NotFoundError):
+            counted = interop.by_foreign_counts(folder, storage.named(options, locations), locations)
+            if counted is not None:
+                return counted
+    remote = next((location for location in locations if storage.is_remote(location)), None)
+    if remote is not None:
+        raise NotFoundError(
+            f"{storage.shown(folder)} has no {index_json.FILE_NAME} that lists {storage.split(remote)[1]}: "
+            f"run `wdsdist index` on its shards (with `--output DIR` if the store cannot be written), and open the "
+            f"folder that it writes"
+        )
+    indexes: dict[str, ShardIndex] = {}
+    with pool(None, len(locations)) as executor:
+        futures = [executor.submit(local_index, Path(location), key_rule=key) for location in locations]
+        for location, future in zip(locations, futures, strict=True):
+            try:
+                indexes[location] = future.result()
+            except ShardDamagedError:
+                if not skip:
+                    raise
+    check_fields(storage.shown(folder), indexes.values())
+    rules = {index.key_rule for index in indexes.values()} or {key}
+    if len(rules) > 1 or key not in (FIRST_DOT, *rules):
+        shown = " and ".join(map(repr, sorted(rules)))
+        raise ArgumentError(
+            f"the tars in {folder} were not all indexed by one key rule ({shown}): run `wdsdist index` on all",
+            argument="key",
+        )
+    (rule,) = rules
+    shards = [Shard.of(path, indexes[path]) if path in indexes else Shard(path, 0, -1, "") for path in locations]
+    extra = {} if rule == FIRST_DOT else {"key_rule": rule}
+    return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)

@@ -1,19 +1,25 @@
-"""The indexes of the shards of a data set, local or remote: read on demand, several remote ones at once."""
+"""The indexes of the shards of a data set: read on demand, several remote ones at once, or made by a scan."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import functools
+import hashlib
+import os
+import stat
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import IndexFormatError, NotFoundError, StorageError
-from wdsdist.shards import index as shard_files
-from wdsdist.shards import local_index
-from wdsdist.shards.index import ShardIndex
+from wdsdist._util.files import atomic_write, lies_in, open_files_remedy
+from wdsdist._util.host import make_dirs, user_cache_dir
+from wdsdist._util.ownership import is_own_file
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
+from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, index_name, load
+from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -36,16 +42,15 @@ def shard_index(
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
     manifest, number = manifest.part(number)
-    location, shown = manifest.location(number), manifest.shown_name(number)
+    location = manifest.location(number)
+    if not storage.is_remote(location):
+        path = storage.local_path(location)
+        index = local_index(path, listed_in=manifest.base, key_rule=manifest.key_rule)
+        return manifest.check_index(number, index, path)
     if (known := manifest.kept.get(location)) is not None:
         return known
-    if storage.is_remote(location):
-        index = _remote_index(manifest, number, deadline)
-    else:
-        path = storage.local_path(location)
-        index = local_index.shard_index(path, listed_in=manifest.base, key_rule=manifest.key_rule)
-    manifest.check_index(number, index, shown)
-    if keep and storage.is_remote(location):
+    index = manifest.check_index(number, _remote_index(manifest, number, deadline), manifest.shown_name(number))
+    if keep:
         manifest.kept.add(location, index)
     return index
 
@@ -59,44 +64,12 @@ def shard_indexes(manifest: Manifest, numbers: Iterable[int] | None = None) -> I
     if not any(storage.is_remote(manifest.location(number)) for number in numbers):
         yield from ((number, shard_index(manifest, number)) for number in numbers)
         return
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as executor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_AT_ONCE) as executor:
         for start in range(0, len(numbers), _AHEAD):
             part = numbers[start : start + _AHEAD]
             yield from zip(part, executor.map(functools.partial(shard_index, manifest), part), strict=True)
-
-
-def _remote_index(manifest: Manifest, number: int, deadline: storage.Deadline | None) -> ShardIndex:
-    location, base, options = manifest.location(number), manifest.base, manifest.client_options
-    places = storage.join(base, shard_files.index_name(location, base)), storage.beside(location, shard_files.SUFFIX)
-    wrong = b""
-
-    def accept(content: bytes, _: str) -> ShardIndex:
-        nonlocal wrong
-        try:
-            return shard_files.loads(content, storage.shown(place))
-        except IndexFormatError as error:
-            if content == wrong:  # the store holds it so
-                raise
-            wrong = content
-            raise storage.Failure("broken", str(error)) from None
-
-    for place in dict.fromkeys(places):
-        try:
-            return storage.read_until(place, accept, options, deadline=deadline)
-        except FileNotFoundError:
-            pass
-        except StorageError as error:
-            if "?" not in location or error.kind in storage.PASSING:  # a signature is for the shard alone
-                raise
-    from wdsdist.shards import scan_remote
-
-    size = int(manifest.sizes[number])
-    try:
-        return scan_remote.index_remote(
-            location, size if size >= 0 else None, options, key_rule=manifest.key_rule, deadline=deadline
-        )
-    except FileNotFoundError as error:
-        raise NotFoundError(f"shard {manifest.shown_name(number)} does not exist") from error
 
 
 def extensions_in(manifest: Manifest) -> list[str]:
@@ -107,3 +80,102 @@ def extensions_in(manifest: Manifest) -> list[str]:
     filled = np.flatnonzero(manifest.whole.counts)
     extensions = shard_index(manifest, int(filled[0])).extensions if len(filled) else ()
     return sorted({extension.lower() for extension in extensions})
+
+
+def _remote_index(manifest: Manifest, number: int, deadline: storage.Deadline | None) -> ShardIndex:
+    """Return the index of a remote shard, from below the ``index.json`` or beside the shard, or by a scan."""
+    from wdsdist.shards.manifest.index_json import read_checked
+
+    location, base, options = manifest.location(number), manifest.base, manifest.client_options
+    places = storage.join(base, index_name(location, base)), storage.beside(location, SUFFIX)
+
+    def parse(content: bytes, _: bool) -> ShardIndex:
+        return load(content, storage.shown(place))
+
+    for place in dict.fromkeys(places):
+        try:
+            return read_checked(place, parse, options, deadline)
+        except NotFoundError:
+            pass
+        except StorageError as error:
+            if "?" not in location or error.kind in storage.PASSING:  # a signature is for the shard alone
+                raise
+    from wdsdist.shards import scan
+
+    rule, size = manifest.key_rule, int(manifest.sizes[number])
+    try:
+        return scan.scan_remote(location, size, options, key_rule=rule, deadline=deadline)
+    except NotFoundError as error:
+        raise NotFoundError(f"shard {manifest.shown_name(number)} does not exist") from error
+
+
+def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIRST_DOT) -> ShardIndex:
+    """Return the index of a local tar: beside it, in the folder of its ``index.json``, or in the user's cache.
+
+    A tar without an index is scanned once, and its index is kept in the first of these places that can be written.
+
+    Args:
+        path: the tar.
+        listed_in: the folder of the ``index.json`` that lists the tar: its index may lie there too.
+        key_rule: for a scan.
+
+    Raises `NotFoundError` if the tar does not exist, and `ShardDamagedError` if it disagrees with its index.
+    """
+    try:
+        status = regular(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"shard {path} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
+    folder = None if listed_in is None or storage.is_remote(listed_in) else storage.local_path(listed_in)
+    places = [beside(path), *([] if folder is None else [folder / index_name(str(path), str(listed_in))])]
+    for place in dict.fromkeys(places):
+        try:
+            index = load(place)
+        except OSError as error:  # it does not exist, or its name is longer than the file system allows
+            if remedy := open_files_remedy(error):
+                raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
+            continue
+        if index.file.size == status.st_size:
+            return index
+        how = "short of" if status.st_size < index.file.size else "longer than"
+        raise ShardDamagedError(
+            f"shard {path} is {abs(status.st_size - index.file.size):,} bytes {how} its index ({index.file.size:,}): "
+            f"fetch or pack it again, or run `wdsdist index` if it was replaced on purpose"
+        )
+    # The time of the last change is part of the name: a tar that is replaced must not keep its old index.
+    identity = f"{path.absolute()}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
+    cached = None
+    with contextlib.suppress(ArgumentError):  # of a user without a home directory
+        cached = user_cache_dir() / "indexes" / f"{hashlib.sha256(identity).hexdigest()[:32]}{SUFFIX}"
+    if cached is not None and is_own_file(cached):  # an index in the cache is trusted if this user alone can write it
+        with contextlib.suppress(OSError, IndexFormatError):
+            if (index := load(cached)).file.size == status.st_size:
+                return index
+    from wdsdist.shards import scan
+
+    try:
+        index = scan.scan_shard(path, key_rule=key_rule)
+    except ShardDamagedError as error:
+        raise scan.advised(error) from None
+    # A link in a data set must not make us write outside it.
+    is_inside = not listed_in or folder is None or lies_in(path, folder)
+    for target, mode in ((beside(path) if is_inside else None, 0o666), (cached, 0o644)):
+        with contextlib.suppress(OSError):
+            if target is not None:
+                make_dirs(target.parent)
+                with atomic_write(target, mode) as stream:
+                    stream.write(dumps(index))
+                break
+    return index
+
+
+def regular(path: Path) -> os.stat_result:
+    """Return the ``stat`` of a regular file, without opening it: opening a pipe could block indefinitely.
+
+    Raises `ShardDamagedError` for other kinds of file, and ``FileNotFoundError``.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ShardDamagedError(f"shard {path} is a folder, pipe or device, not a file: remove it, and fetch it again")
+    return status

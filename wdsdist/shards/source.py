@@ -223,13 +223,13 @@ class _MappedShard(OpenShard):
     """A local shard, mapped."""
 
     def __init__(self, manifest: Manifest, number: int) -> None:
-        from wdsdist.shards import local_index
+        from wdsdist.shards.shard_indexes import shard_index
         from wdsdist.shards.tar.fields import END, is_member_at
 
         part, place = manifest.part(number)
         self.path = path = storage.local_path(part.location(place))
         self._file = os.fspath(path)
-        index = local_index.shard_index(path, listed_in=part.base, key_rule=part.key_rule)
+        index = shard_index(manifest, number)
         try:
             with path.open("rb") as stream:
                 content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -237,7 +237,6 @@ class _MappedShard(OpenShard):
             raise NotFoundError(f"shard {path} does not exist") from error
         except OSError as error:
             raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
-        part.check_index(place, index, path)
         if len(content) != index.size:
             raise ShardDamagedError(
                 f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"

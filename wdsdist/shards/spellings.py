@@ -111,7 +111,7 @@ def _has_magic(name: str) -> bool:
     return glob.has_magic(_BEFORE_PATH.sub("", name).partition("?")[0] if storage.is_remote(name) else name)
 
 
-def matching(name: str, options: storage.StorageOptions) -> list[str]:
+def matching(name: str, options: storage.StorageOptions | None) -> list[str]:
     """Return the sorted locations that match a pattern: the tars among them, if there are any."""
     location = storage.normalise(name)
     if not _has_magic(location) or _exists(name):

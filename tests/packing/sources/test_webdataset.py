@@ -16,7 +16,7 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 from wdsdist.shards import open as catalog
-from wdsdist.shards import scan_local as tarindex
+from wdsdist.shards.shard_indexes import local_index
 
 
 def write_tars(folder: Path, *shards: dict[str, bytes]) -> Path:
@@ -110,7 +110,7 @@ def test_a_key_that_leads_out_is_refused(tmp_path: Path, key: str) -> None:
 
 def test_a_shard_that_was_replaced_after_it_was_indexed_is_an_error(tmp_path: Path) -> None:
     write_shard(tmp_path / "in.tar", 3)
-    tarindex.write_index(tmp_path / "in.tar", tmp_path / "in.tar.wdsindex")
+    local_index(tmp_path / "in.tar")
     write_shard(tmp_path / "in.tar", 3, prefix="simple")
     with pytest.raises(SourceError, match=r"in\.tar does not hold sample sample000\d where its index says"):
         pack([tmp_path / "in.tar"], tmp_path / "out")  # type: ignore[arg-type]

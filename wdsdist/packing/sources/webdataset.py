@@ -32,7 +32,7 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.listing import first_of_layouts
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest, repeated
-from wdsdist.shards import interop, scan_local, spellings, tar_folders
+from wdsdist.shards import interop, scan, spellings
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
@@ -214,7 +214,7 @@ def _tars(location: str, names: Sequence[str], options: Options) -> list[str]:
     if not any(map(is_tar, names)):
         return []
     try:
-        tars = tar_folders.tars_in(location)
+        tars = interop.tars_in(location)
     except NotFoundError as error:
         raise SourceError(str(error)) from error
     others = sorted(name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name))
@@ -282,7 +282,7 @@ def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, S
         except ShardDamagedError:
             if not skip:
                 raise
-            return path, scan_local.scan_shard(path, skip=True, key_rule=part.key_rule)
+            return path, scan.scan_shard(path, skip=True, key_rule=part.key_rule)
     except ShardDamagedError as error:
         if not skip:
             raise

@@ -107,10 +107,18 @@ class EncodedImage:
         full image. Other formats are decoded at full size.
         """
         if self._jpeg is not None:
-            scale = _scale(*self._jpeg, min_width, min_height)
-            pixels = self._turbo_pixels(scale)
-            if pixels is not None:
-                return pixels, scale
+            data, (width, height, turn) = self._data, self._jpeg
+            scale = _scale(width, height, turn, min_width, min_height)
+            arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
+            turbo: Any = _optional("simplejpeg")
+            try:
+                return upright(turbo.decode_jpeg(data, **arguments), turn), scale
+            except ValueError as error:
+                padding = _PADDING.fullmatch(str(error))
+                if padding is not None and int(padding[1]) <= _MOST_PADDING:
+                    return upright(turbo.decode_jpeg(data, **arguments, strict=False), turn), scale
+                if _DAMAGE.search(str(error)):  # Pillow would return the image with its rest in grey
+                    raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
         with opened(self._data, self._max_pixels) as image:
             turn = image_orientation(image)
             scale = _scale(*image.size, turn, min_width, min_height)
@@ -123,7 +131,7 @@ class EncodedImage:
         """Return the upright image as Pillow's, in RGB, with its metadata."""
         from PIL import Image, ImageOps
 
-        pixels = self._turbo_pixels(1)
+        pixels = None if self._jpeg is None else self.decode()[0]  # which notices damage that Pillow does not
         with opened(self._data, self._max_pixels) as image:
             if image_orientation(image) != UPRIGHT:
                 return converted(ImageOps.exif_transpose(image))  # with EXIF data that says so
@@ -132,25 +140,6 @@ class EncodedImage:
             decoded = Image.fromarray(pixels)
             decoded.info = image.info  # EXIF, resolution and colour profile
             return decoded
-
-    def _turbo_pixels(self, scale: int) -> Pixels | None:
-        """Decode a JPEG with simplejpeg at a scale; return ``None`` for an image that Pillow must decode."""
-        if self._jpeg is None:
-            return None
-        data, (width, height, turn) = self._data, self._jpeg
-        arguments = {"colorspace": "RGB", "min_width": -(-width // scale), "min_height": -(-height // scale)}
-        turbo: Any = _optional("simplejpeg")
-        try:
-            pixels: Pixels = turbo.decode_jpeg(data, **arguments)
-        except ValueError as error:
-            padding = _PADDING.fullmatch(str(error))
-            if padding is not None and int(padding[1]) <= _MOST_PADDING:
-                pixels = turbo.decode_jpeg(data, **arguments, strict=False)
-            elif _DAMAGE.search(str(error)):  # Pillow would return the image with its rest in grey
-                raise SampleError(f"a JPEG of {len(data):,} bytes is damaged or cut short: {error}") from error
-            else:
-                return None
-        return upright(pixels, turn)
 
 
 @cache

@@ -66,7 +66,9 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
     try:
         with Image.open(io.BytesIO(data), formats=formats) as image:
             check_size(*image.size, max_pixels)
-            _check_tiles(image, max_pixels)
+            if image.format == "TIFF":  # each tile is decoded as a whole, however little of it the image shows
+                tags = image.tag_v2  # type: ignore[attr-defined]
+                check_size(tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0), max_pixels)
             if image.format == "EPS":
                 raise SampleError("it is PostScript, a program, which is not run: convert it to PNG")
             if image.format == "PNG" and "exif" not in image.info and re.search(b"eXIf", data):
@@ -84,13 +86,6 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
         ) from error
     except Exception as error:  # each of Pillow's formats has its own errors
         raise SampleError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _check_tiles(image: Image.Image, max_pixels: int) -> None:
-    """Refuse a TIFF whose tiles are too large: each is decoded as a whole, however little of it the image shows."""
-    if image.format == "TIFF":
-        tags = image.tag_v2  # type: ignore[attr-defined]
-        check_size(tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0), max_pixels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,5 @@ from wdsdist.shards.index.files import beside as beside
 from wdsdist.shards.index.files import dumps as dumps
 from wdsdist.shards.index.files import index_name as index_name
 from wdsdist.shards.index.files import load as load
-from wdsdist.shards.index.files import loads as loads
 from wdsdist.shards.index.values import ShardIndex as ShardIndex
 from wdsdist.shards.index.values import Stored as Stored

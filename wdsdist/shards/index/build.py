@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index.values import ShardIndex
 from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
@@ -29,12 +30,10 @@ def from_entries(
 
     Raises `ShardDamagedError` for such a sample, and `ArgumentError` if there are more extensions than fields can be.
     """
-    samples: dict[str, dict[int, int]] = {}  # the number of each member by key, and by number of its extension
-    extensions: dict[str, int] = {}  # as stored; equal but for case, they have the same number
-    numbers: dict[str, int] = {}
-    members: list[tuple[str, int, int]] = []  # extension as stored, offset and size
-    skipped, left_out = Counter[str](), dict[str, str]()
-    last, own = "", dict[int, int]()
+    samples: dict[str, int] = {}  # the number of each by its key
+    extensions: dict[str, int] = {}  # as stored
+    owners, ids, offsets, sizes = list[int](), list[int](), list[int](), list[int]()  # of each member
+    skipped = Counter[str]()
     for kind, name, offset, length in entries:
         try:
             parts = None if kind else split_stored_name(name, key_rule)
@@ -44,46 +43,70 @@ def from_entries(
             skipped[kind or why_skipped(name)] += 1
             continue
         key, extension = parts
-        number = extensions.get(extension)
-        if number is None:
-            number = extensions[extension] = numbers.setdefault(extension.lower(), len(numbers))
-        if key != last:
-            last, own = key, samples.setdefault(key, {})
-        if number in own:
+        owners.append(samples.setdefault(key, len(samples)))
+        ids.append(extensions.setdefault(extension, len(extensions)))
+        offsets.append(offset)
+        sizes.append(length)
+    order = np.argsort(np.array(owners, np.int64), kind="stable")
+    owner, kind_of, starts, lengths = np.array((owners, ids, offsets, sizes), np.int64)[:, order]
+    keys, stored = list(samples), list(extensions)
+    left_out: dict[str, str] = {}
+    for member in _ambiguous(owner, kind_of, stored):
+        key, extension = keys[owner[member]], stored[kind_of[member]]
+        if _is_reserved(extension):
+            problem, advice = f"member {key}.{extension} has the name of an entry that readers add", ", or rename it"
+        else:
             problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
             advice = f", or if dots are part of the keys give key={LAST_DOT}"
-        elif extension[:2] == "__" == extension[-2:]:
-            problem = f"member {key}.{extension} has the name of an entry that readers add"
-            advice = ", or rename it"
-        else:
-            own[number], problem = len(members), ""
-        if problem and not skip:
+        if not skip:
             raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
-        if problem:
-            left_out.setdefault(key, problem)
-        members.append((extension, offset, length))
-    for key in left_out:
-        del samples[key]
-    chosen = [members[member] for own in samples.values() for member in own.values()]
-    stored, offsets, sizes = zip(*chosen, strict=True) if chosen else ((), (), ())
-    places = {extension: place for place, extension in enumerate(dict.fromkeys(stored))}
-    keys = [key.encode("utf-8", "surrogateescape") for key in samples]
+        left_out.setdefault(key, problem)
+    if left_out:
+        is_kept = ~np.isin(owner, [samples[key] for key in left_out])
+        owner, kind_of, starts, lengths = (each[is_kept] for each in (owner, kind_of, starts, lengths))
+    counts = np.bincount(owner, minlength=1)
+    encoded = [key.encode("utf-8", "surrogateescape") for key in keys if key not in left_out]
+    used, firsts = np.unique(kind_of, return_index=True)
+    used = used[np.argsort(firsts)]
+    places = np.zeros(len(stored), np.uint32)
+    places[used] = np.arange(len(used))
     index = ShardIndex(
         size=size,
         sha256=sha256,
-        extensions=tuple(places),
-        sample_starts=np.cumsum([0, *map(len, samples.values())], dtype=np.int64),
-        offsets=np.array(offsets, np.int64),
-        sizes=np.array(sizes, np.int64),
-        extension_ids=np.fromiter(map(places.__getitem__, stored), np.uint32, len(stored)),
-        key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        extensions=tuple(stored[number] for number in used.tolist()),
+        sample_starts=np.append(0, np.cumsum(counts[counts > 0])),
+        offsets=starts,
+        sizes=lengths,
+        extension_ids=places[kind_of],
+        key_starts=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
+        key_bytes=np.frombuffer(b"".join(encoded), np.uint8),
         skipped=dict(skipped),
         left_out=tuple((key.encode("utf-8", "backslashreplace").decode(), why) for key, why in left_out.items()),
         key_rule=key_rule,
     )
     check_fields(label, [index])
     return index
+
+
+def _ambiguous(owner: Int64s, kinds: Int64s, extensions: list[str]) -> list[int]:
+    """Return the members that readers would lose or mix.
+
+    Args:
+        owner: int64 [members]: the number of the sample of each.
+        kinds: int64 [members]: the number of its extension.
+        extensions: as stored; readers know them in lower case.
+    """
+    numbers: dict[str, int] = {}
+    lower = np.array([numbers.setdefault(name.lower(), len(numbers)) for name in extensions], np.int64)
+    is_reserved = np.array([*map(_is_reserved, extensions)], np.bool_)
+    fields = owner * len(numbers) + lower[kinds]
+    order = np.argsort(fields, kind="stable")
+    twice = order[1:][np.diff(fields[order]) == 0]
+    return sorted({*twice.tolist(), *np.flatnonzero(is_reserved[kinds]).tolist()})
+
+
+def _is_reserved(extension: str) -> bool:
+    return extension[:2] == "__" == extension[-2:]
 
 
 def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:

@@ -76,20 +76,16 @@ def dumps(index: ShardIndex) -> bytes:
     return array_file.dumps(_MAGIC, _VERSION, header, arrays)
 
 
-def load(path: Path) -> ShardIndex:
-    """Load the index in a file; its arrays are views of the mapped file.
+def load(content: bytes | memoryview | Path, label: str = "") -> ShardIndex:
+    """Load the index in a file, which is mapped, or in its bytes; the arrays are views of them.
+
+    Args:
+        content: the path of the file, or its bytes.
+        label: the name of the file in errors; by default its path.
 
     Raises ``FileNotFoundError``, and `IndexFormatError` if it is damaged.
     """
-    return _loaded(path, str(path))
-
-
-def loads(content: bytes | memoryview, label: str) -> ShardIndex:
-    """Parse the bytes of an index file; the arrays are views of them, and ``label`` is the name in errors."""
-    return _loaded(content, label)
-
-
-def _loaded(content: bytes | memoryview | Path, label: str) -> ShardIndex:
+    label = label or str(content)
     file = array_file.load(
         content, _MAGIC, _VERSION, _ARRAYS, optional=("checksums",), check=True, what="shard index", label=label,
         remedy=_REMEDY,

@@ -14,7 +14,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from wdsdist import storage
 from wdsdist._util.files import read_file
@@ -61,6 +61,8 @@ _NOTES: dict[str, Any] = {
 """The types of the notes that wdsdist reads; others are free."""
 
 _log = logging.getLogger("wdsdist")
+
+T = TypeVar("T")
 
 
 def file_name(name: str | None) -> str:
@@ -120,56 +122,54 @@ def load(
     itself, or has an entry that cannot be right.
     """
     options = storage.named(storage_options, [location, *named]) if storage_options else None
+    parse = functools.partial(_parsed, location=location, options=options, allow_elsewhere=allow_elsewhere)
+
+    def parse_answer(content: bytes, is_last: bool) -> Manifest:
+        if not _has_its_digest(content):
+            reason = f"{storage.shown(location)} does not have the digest that it states"
+            if not is_last:
+                raise IndexFormatError(reason)
+            _log.warning("%s: was it edited?", reason)
+        return parse(content).with_source(version=hashlib.sha256(content).hexdigest())
+
+    if storage.is_remote(location):
+        return read_checked(location, parse_answer, options, deadline)
     try:
-        if not storage.is_remote(location):
-            return _parsed(read_file(storage.local_path(location)), location, options, allow_elsewhere=allow_elsewhere)
-        parse = functools.partial(_parsed, location=location, options=options, allow_elsewhere=allow_elsewhere)
-        return _load_remote(location, options, deadline, parse)
+        return parse(read_file(storage.local_path(location)))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{storage.shown(location)} does not exist") from error
-    except StorageError:
-        raise
+        raise NotFoundError(f"{location} does not exist") from error
     except OSError as error:
         raise StorageError(f"{location} cannot be read: {error.strerror or error}") from error
 
 
-def _load_remote(
+def read_checked(
     location: str,
+    parse: Callable[[bytes, bool], T],
     options: storage.StorageOptions | None,
     deadline: storage.Deadline | None,
-    parse: Callable[[bytes], Manifest],
-) -> Manifest:
-    """Load the manifest at a URL; ask again for an answer that is not an index, or does not have its digest.
+) -> T:
+    """Return what a function makes of the content of a remote index; ask again for content that it refuses.
 
-    The same bytes several times are what the store holds: an index without its digest was edited by hand.
+    The same bytes three times are what the store holds: the function is then told so, and its refusal is final.
     """
-    answers: Counter[str] = Counter()
-    wrong: IndexFormatError | None = None
+    answers: Counter[int] = Counter()
 
-    def accept(content: bytes, _: str) -> Manifest | None:
-        nonlocal wrong
-        digest = hashlib.sha256(content).hexdigest()
-        answers[digest] += 1
+    def accept(content: bytes, _: str) -> T:
+        answers[hash(content)] += 1
+        is_last = answers[hash(content)] == _SAME
         try:
-            manifest, wrong = parse(content).with_source(version=digest), None
+            return parse(content, is_last)
         except IndexFormatError as error:
-            manifest, wrong = None, error
-        if wrong is None and _has_its_digest(content):
-            return manifest
-        reason = str(wrong or f"{storage.shown(location)} does not have the digest that it states")
-        if answers[digest] < _SAME:
-            raise storage.Failure("broken", reason)
-        if wrong is None:
-            _log.warning("%s: was it edited?", reason)
-        return manifest
+            if is_last:
+                raise
+            raise storage.Failure("broken", str(error)) from None
 
     try:
-        manifest = storage.read_until(location, accept, options, deadline=deadline)
+        return storage.read_until(location, accept, options, deadline=deadline)
     except StorageError as error:
-        if wrong is None:
+        if error.kind != "broken":
             raise
-        storage.raise_alone(IndexFormatError(str(error)))
-    return manifest or storage.raise_alone(wrong or IndexFormatError(location))
+        return storage.raise_alone(IndexFormatError(str(error)))
 
 
 def _has_its_digest(content: bytes) -> bool:
@@ -191,19 +191,16 @@ def _parsed(
             raise ValueError(f"it is {reprlib.repr(data)}, not an object")
         if data["wids_version"] != 1:
             raise ValueError(f"wids_version is {reprlib.repr(data['wids_version'])}")
-        base, shards = _entries(data, storage.split(location)[0], allow_elsewhere)
-        extra = _notes(data.get("wdsdist", {}))
-        _check_sums(extra, shards, len(content))
-        extra.pop("num_samples", None)
-        return Manifest.of(
-            base,
-            shards,
-            name=str(data.get("name", "")),
-            extra=extra,
-            storage_options={} if options is None else dict(options.given),
-            stores=None if options is None else options.stores,
-            origin=location,
-        )
+        base = _base(data.get("base"), storage.split(location)[0], allow_elsewhere)
+        shards = _entries(data["shardlist"], base, allow_elsewhere)
+        notes = data.get("wdsdist", {})
+        _check_notes(notes, shards)
+        longest = max((len(shard.name) for shard in shards), default=0)
+        if longest * len(shards) > max(_WIDEST, _WIDER * len(content)):  # the array of names is as wide as the longest
+            raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
+        extra = {name: note for name, note in notes.items() if name not in ("version", "num_samples", DIGEST)}
+        name = str(data.get("name", ""))
+        return Manifest.of(base, shards, name=name, extra=extra, client_options=options, origin=location)
     except ElsewhereError as error:
         refusal = IndexFormatError(
             f"{where}: {error}, and a data set may name only relative paths in its own folder: if you know where it "
@@ -218,22 +215,25 @@ def _parsed(
     return storage.raise_alone(refusal)
 
 
-def _entries(data: dict[str, Any], folder: str, elsewhere: bool) -> tuple[str, list[Shard]]:
-    """Return the folder or URL that shards are relative to, and the shards.
+def _base(stated: Any, folder: str, elsewhere: bool) -> str:
+    """Return the folder or URL that shards are relative to: by default the folder of the ``index.json``."""
+    if stated in (None, "", ".", folder, f"{folder}/"):
+        return folder
+    base = stated.rstrip("/") if isinstance(stated, str) else stated
+    try:
+        check_location(folder, base, elsewhere=elsewhere)
+    except ValueError as error:
+        raise type(error)(f"its base, {_name(stated)}, {error}") from None
+    return storage.join(folder, base)
 
-    They may lie outside the ``folder`` of the ``index.json`` if ``elsewhere`` says so. Raises ``ValueError`` for the
-    first invalid entry, `ElsewhereError` if it lies elsewhere.
+
+def _entries(listed: Any, base: str, elsewhere: bool) -> list[Shard]:
+    """Return the shards, which may lie outside the base if ``elsewhere`` says so.
+
+    Raises ``ValueError`` for the first invalid entry, `ElsewhereError` if it lies elsewhere.
     """
-    listed, base, stated = data["shardlist"], folder, data.get("base")
     if not isinstance(listed, list):
         raise ValueError(f"shardlist is {reprlib.repr(listed)}, not a list")
-    if stated not in (None, "", ".", folder, f"{folder}/"):
-        below = stated.rstrip("/") if isinstance(stated, str) else stated
-        try:
-            check_location(folder, below, elsewhere=elsewhere)
-        except ValueError as error:
-            raise type(error)(f"its base, {_name(stated)}, {error}") from None
-        base = storage.join(folder, below)
     shards: list[Shard] = []
     numbers: dict[str, int] = {}
     for number, entry in enumerate(listed):
@@ -258,29 +258,11 @@ def _entries(data: dict[str, Any], folder: str, elsewhere: bool) -> tuple[str, l
             reason = f"has no {error}" if isinstance(error, KeyError) else error
             raise kind(f"entry {number}, {name}, {reason}") from None
         shards.append(shard)
-    return base, shards
+    return shards
 
 
-def _check_sums(notes: dict[str, Any], shards: list[Shard], length: int) -> None:
-    """Raise ``ValueError`` if the entries of an index of so many bytes disagree with its notes, or are too large."""
-    stated, listed = notes.get("num_samples"), sum(shard.num_samples for shard in shards)
-    if stated is not None and stated != listed:
-        raise ValueError(f"it promises {stated:,} samples and lists {listed:,}")
-    if listed > _MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > _MOST:
-        raise OverflowError("it lists more than 64-bit numbers can count")
-    lengths = notes.get("generations")
-    if lengths is not None and (sorted(set(lengths)) != lengths or lengths[-1:] != [len(shards)]):
-        raise ValueError(f"its generations end with {reprlib.repr(lengths)} shards, and it lists {len(shards):,}")
-    longest = max((len(shard.name) for shard in shards), default=0)
-    if longest * len(shards) > max(_WIDEST, _WIDER * length):  # the array of names is as wide as the longest
-        raise ValueError(f"one of its {len(shards):,} names has {longest:,} letters")
-
-
-def _notes(notes: Any) -> dict[str, Any]:
-    """Return the packer's notes but for the version and the digest.
-
-    Raises ``ValueError`` if they are of another version, or one has another type than wdsdist writes.
-    """
+def _check_notes(notes: Any, shards: list[Shard]) -> None:
+    """Raise ``ValueError`` if notes have another version or type than wdsdist writes, or disagree with the shards."""
     if not isinstance(notes, dict):
         raise ValueError(f"its notes are {reprlib.repr(notes)}, not an object")
     if notes.get("version", _VERSION) != _VERSION:
@@ -290,7 +272,14 @@ def _notes(notes: Any) -> dict[str, Any]:
     for name in notes.keys() & _NOTES.keys():
         if not _is_of_type(notes[name], _NOTES[name]):
             raise ValueError(f"its note {name!r} is {reprlib.repr(notes[name])}, of another type")
-    return {name: note for name, note in notes.items() if name not in ("version", DIGEST)}
+    listed = sum(shard.num_samples for shard in shards)
+    if notes.get("num_samples", listed) != listed:
+        raise ValueError(f"it promises {notes['num_samples']:,} samples and lists {listed:,}")
+    if listed > _MOST or sum(max(shard.size, 0) + max(shard.tar_size, 0) for shard in shards) > _MOST:
+        raise OverflowError("it lists more than 64-bit numbers can count")
+    lengths = notes.get("generations")
+    if lengths is not None and (sorted(set(lengths)) != lengths or lengths[-1:] != [len(shards)]):
+        raise ValueError(f"its generations end with {reprlib.repr(lengths)} shards, and it lists {len(shards):,}")
 
 
 def _is_of_type(value: Any, kind: Any) -> bool:

@@ -127,17 +127,7 @@ class Listing:
         return self._only.made_by
 
     @property
-    def is_named(self) -> bool:
-        """Whether the user named the shards, so that they may lie outside the base and be repaired there."""
-        return self._only.is_named
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether local shards are read through the cache too."""
-        return any(source.is_staged for source in self.sources)
-
-    @property
-    def client_options(self) -> storage.StorageOptions:
+    def client_options(self) -> storage.StorageOptions | None:
         """The options of clients, bound to the stores that they are for."""
         return self._only.client_options
 
@@ -306,11 +296,6 @@ class Listing:
             compressed[number] = self.shard(number).is_compressed
         return compressed
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """The version of each remote ``index.json``, by its location without credentials."""
-        return {storage.shown(source.base): source.version for source in self.sources if source.version}
-
     @functools.cached_property
     def data_sets(self) -> tuple[Self, ...]:
         """The manifest of each data set that this one lists; itself alone if it lists one."""
@@ -395,19 +380,11 @@ class Listing:
             return self.picks.fingerprint(self.whole.fingerprint)
         if self.whole is not self:
             return hashlib.sha256("\n".join(data.fingerprint for data in self.data_sets).encode()).hexdigest()[:32]
-        return self.fingerprints((len(self.counts),))[0]
-
-    def fingerprints(self, lengths: Sequence[int]) -> list[str]:
-        """Return the fingerprint of the first so many shards, for each of increasing numbers; not of a view."""
         state = hashlib.sha256()
-        digests, done = [], 0
-        for length in lengths:
-            for shard in map(self.shard, range(done, length)):
-                name = storage.split(shard.name)[1]
-                state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
-            digests.append(state.hexdigest()[:32])
-            done = length
-        return digests
+        for shard in self.shards:
+            name = storage.split(shard.name)[1]
+            state.update(f"{name}\0{shard.num_samples}\0{shard.size}\0{shard.sha256}\n".encode())
+        return state.hexdigest()[:32]
 
     def of_shards(self, numbers: Iterable[int]) -> Self:
         """Return the manifest of some of the shards of one data set."""

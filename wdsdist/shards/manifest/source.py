@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +48,8 @@ class Source:
     name: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     """Notes of the packer, such as ``classes`` and ``source``."""
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Options of fsspec as the user gave them; kept out of every message, because they may hold credentials."""
-    stores: tuple[str, ...] | None = None
-    """The stores that the user named, to which alone these options go; by default the store of ``base``."""
+    client_options: storage.StorageOptions | None = field(default=None, repr=False)
+    """The options of clients, bound to the stores that the user named; in no message: they may hold credentials."""
     is_named: bool = False
     """Whether the user named the shards, in a list or to `wdsdist.index`, so that they may lie outside the base and be
     repaired there."""
@@ -68,11 +65,6 @@ class Source:
     """Provenance of a view, step by step: the request, and the samples before and after."""
     is_staged: bool = False
     """Whether local shards are read through the cache too, as for a slow mount."""
-
-    @functools.cached_property
-    def client_options(self) -> storage.StorageOptions:
-        """The options of clients, bound to the stores that they are for."""
-        return storage.named(self.storage_options, (self.base,) if self.stores is None else self.stores)
 
 
 SEVERAL = Source("/")

@@ -24,7 +24,7 @@ Read = Callable[[int, int], bytes]
 
 def decode(field: bytes) -> str:
     """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
-    return str(field.partition(b"\0")[0], "utf-8", "surrogateescape")
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def short_name(block: bytes) -> str:

@@ -57,10 +57,13 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
     >>> split_stored_name("line\\nbreak.txt")
     ('line\\nbreak', 'txt')
     """
-    if why_skipped(name, is_stored=True):
-        return None
     start = name.rfind("/") + 1
     dot = name.find(".", start)
+    if dot <= start or dot + 1 == len(name):
+        return None
+    is_odd = "__" in name or "\n" in name or "PaxHeader" in name or name[-3:].lower() in (".db", "ini")
+    if is_odd and why_skipped(name, is_stored=True):
+        return None
     if rule != FIRST_DOT:
         dot = start + cutter(rule)(name[start:])
         if dot <= start:
@@ -76,16 +79,15 @@ def why_skipped(name: str, *, is_stored: bool = False) -> str:
     >>> why_skipped("a/PaxHeaders.17/0001.jpg"), why_skipped("README"), why_skipped("a/0001.jpg")
     ('PAX header that was extracted to a file', 'name without a key and an extension', '')
     """
-    start = name.rfind("/") + 1
-    dot = name.find(".", start)
-    if "PaxHeader" in name and _EXTRACTED_HEADER.search(name):
+    base = name.rpartition("/")[2]
+    if _EXTRACTED_HEADER.search(name):
         return "PAX header that was extracted to a file"
-    if name[start:].lower() in _CLUTTER:
+    if base.lower() in _CLUTTER:
         return "file of a file manager, such as Thumbs.db"
     if "\n" in name and not (is_stored and _FORMAT.match(name)):
         return "name with a line break"
-    is_note = "__" in name and _META.search(name)
-    return "name without a key and an extension" if dot <= start or dot + 1 == len(name) or is_note else ""
+    key, _, extension = base.partition(".")
+    return "" if key and extension and not _META.search(name) else "name without a key and an extension"
 
 
 def is_text(name: str) -> bool:

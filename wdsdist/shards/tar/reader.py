@@ -6,6 +6,7 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Protocol
 from zlib import adler32
@@ -67,9 +68,13 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
                 _check_end(buffer, offset, end)
                 return
             total = (adler32(block[156:], adler32(block[:148], 0)) & 0xFFFF) + 8 * ord(" ")
-            if block[148:156] != b"%06o\0 " % total and not _is_sum(block, total):
+            if block[148:156] != _spelled(total) and not _is_sum(block, total):
                 raise _HeaderError("a header has a wrong checksum: the tar is damaged")
-            kind, size, data = block[156], number(block[124:136]), offset + BLOCK
+            kind, data = block[156], offset + BLOCK
+            try:
+                size = int(block[124:135], 8) if block[135] == 0 else number(block[124:136])  # mostly the first
+            except ValueError:
+                size = number(block[124:136])
             if kind == 48 and not extended and 0 <= size <= end - data:  # nearly always
                 yield "", short_name(block) if block[345] else decode(block[:100]), data, size
                 offset = data + size + -size % BLOCK
@@ -108,6 +113,12 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
         raise _HeaderError("the tar ends without its two closing blocks of zeros")
     except _HeaderError as error:
         raise ShardDamagedError(f"{label}: {error} at byte {offset - start:,} of {end - start:,}") from None
+
+
+@functools.lru_cache(1 << 13)
+def _spelled(total: int) -> bytes:
+    """Return a checksum as nearly all writers spell it."""
+    return b"%06o\0 " % total
 
 
 def _is_sum(block: bytes, total: int) -> bool:
