@@ -47,7 +47,7 @@ STILL_OVER = {
     "loader": 3_227,
     "curation": 2_631,
     "media": 726,
-    "packing": 5_513,
+    "packing": 5_408,
     "diagnostics": 2_654,
     "cli": 2_014,
 }
