@@ -171,32 +171,5 @@ def returning(expression: str) -> None:
     say("done")
 
 
-def rank_of_torchrun() -> None:
-    """Succeed before there is a process group, and fail in one, on all ranks alike."""
-    import torch.distributed as dist
-
-    from wdsdist.distributed.barriers import barrier
-    from wdsdist.distributed.identity import identity
-
-    me = identity()
-
-    @data_download
-    def prepare(name: str) -> str:
-        log()
-        if name == "bad":
-            raise ValueError(name)
-        return name
-
-    assert me.source == "torchrun", me
-    assert prepare("good") == "good"
-    dist.init_process_group("gloo")
-    barrier(30)
-    try:
-        prepare("bad")
-    except ValueError:
-        (HERE / f"raised-{me.rank}-of-{me.world_size}").touch()
-    dist.barrier()
-
-
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

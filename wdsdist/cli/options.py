@@ -78,15 +78,13 @@ class Command(click.Command):
             if not isinstance(param, click.Option) or param.multiple:
                 continue
             option, argument = max(param.opts, key=len), f" {param.name}="
+            values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
             if param.is_flag:
-                message = message.replace(f"{argument}True", f" {option}")
-                for negation in param.secondary_opts:
-                    message = message.replace(f"{argument}False", f" {negation}")
-            elif isinstance(param.type, click.Choice):
-                for choice in param.type.choices:
-                    message = message.replace(f"{argument}{choice!r}", f" {option} {choice}")
+                values = {"True": option, **{"False": negation for negation in param.secondary_opts}}
             elif param.type is click.STRING:
-                message = message.replace(argument, f" {option} ").replace(f" {option} ,", f" {option},")
+                values = {",": f"{option},", "": f"{option} "}
+            for value, words in values.items():
+                message = message.replace(f"{argument}{value}", f" {words}")
         return message
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -143,7 +145,8 @@ def _pack(
     quiet: bool,
 ) -> None:
     """Pack a source, or each of its splits, and print what was recognised and written."""
-    from wdsdist.cli.run_once import once
+    from wdsdist.distributed.identity import identity
+    from wdsdist.distributed.run_once import data_download
     from wdsdist.packing.run import pack_splits, run
 
     states: list[PackProgress] = []  # the first one and the last one
@@ -157,6 +160,7 @@ def _pack(
             shown(state.bytes_done, state.bytes, _progress(state, states[0], time.monotonic() - began))
 
         def announce(found: Recognised) -> None:
+            states.clear()  # of an earlier split
             if not quiet:
                 _say_recognised(found, err=True)
 
@@ -165,11 +169,27 @@ def _pack(
                 return pack_splits(source, dest, executor=executor, progress=show, announce=announce, **options)
             return {"": run(source, dest, Options(executor=executor, **options), show, announce)}
 
-        manifests = once(pack, (source, dest, given), scope=scope, directory=dest, quiet=quiet)
+        once = pack
+        if identity().world_size > 1:
+            if not quiet:
+                logger = logging.getLogger("wdsdist")
+                logger.addHandler(_Echo())
+                logger.setLevel(logging.INFO)
+            # Once in each launch: `run` itself checks whether an earlier one has completed the work.
+            shared = Path(dest) if scope == "cluster" else None
+            once = data_download(scope=scope, directory=shared, force=True)(pack)
+        manifests = once(source, dest, given)
     for split, manifest in manifests.items() if not quiet else ():
         if split:
             say(f"split {split}:")
         _sum_up(manifest, states, time.monotonic() - began)
+
+
+class _Echo(logging.Handler):
+    """Prints log messages to standard error, such as that this process waits for the one that packs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"wdsdist: {record.getMessage()}", err=True)
 
 
 def _say_recognised(found: Recognised, *, err: bool = False) -> None:

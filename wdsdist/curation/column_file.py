@@ -25,9 +25,8 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import atomic_write, lies_in, mapped
+from wdsdist._util.files import atomic_write, lies_in, locked, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
-from wdsdist._util.lock import locked
 from wdsdist.curation import arrays
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError

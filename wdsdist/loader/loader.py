@@ -335,10 +335,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
         return iterate(messages, self.dataset.identity().rank)
 
-    def _end_epoch(self, epoch: Epoch) -> None:
-        if not self.persistent_workers:
-            self._stop_workers(epoch.messages)
-
     def _stop_workers(self, messages: Iterator[Any]) -> None:
         """End the worker processes behind ``messages`` now; the next iteration starts new ones."""
         if self.num_workers:
