@@ -80,7 +80,7 @@ class Command(click.Command):
             option, argument = max(param.opts, key=len), f" {param.name}="
             values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
             if param.is_flag:
-                values = {"True": option, **{"False": negation for negation in param.secondary_opts}}
+                values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:
                 values = {",": f"{option},", "": f"{option} "}
             for value, words in values.items():
