@@ -42,7 +42,7 @@ STILL_OVER = {
     "storage": 2_219,
     "shards": 4_222,
     "samples": 2_843,
-    "curation": 2_631,
+    "curation": 2_627,
     "media": 726,
     "packing": 5_408,
     "diagnostics": 2_589,
