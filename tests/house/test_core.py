@@ -39,8 +39,8 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "storage": 2_219,
-    "shards": 4_222,
+    "storage": 2_057,
+    "shards": 4_064,
     "samples": 2_843,
     "curation": 2_627,
     "media": 726,

@@ -14,10 +14,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 import wdsdist
+from tests.support import quarantine
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError, StorageError
-from wdsdist.shards import quarantine
 
 SHARDS, EACH = 4, 60
 TOTAL = SHARDS * EACH

@@ -46,7 +46,7 @@ def server(tmp_path: Path) -> Iterator[SimpleNamespace]:
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            requests.append(f"{self.command} {self.path}")
+            requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
 
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     thread = threading.Thread(target=running.serve_forever)
