@@ -72,19 +72,6 @@ class TestOneRuns:
         assert values[2] == values[3]
         assert len(set(values)) == len(stage.log) == (1 if scope == "cluster" else 2)
 
-    def test_different_functions_do_not_wait_for_each_other_and_threads_do(self, stage: Stage) -> None:
-        stage.job("one_of_two")
-        slow, quick = stage.start(2)
-        slow.expect("ready")
-        slow.tell("slow")
-        stage.runner()
-        quick.expect("ready")
-        quick.tell("quick")
-        assert quick.expect("returned") == "quick"
-        stage.let_go()
-        assert slow.expect("returned") == ["slow"] * 4
-        assert len(stage.log) == 1
-
     def test_forced_it_runs_once_in_every_run(self, stage: Stage) -> None:
         stage.job("quick", '{"force": true}')
         for run in (1, 2):

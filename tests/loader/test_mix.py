@@ -140,7 +140,8 @@ def test_credentials_in_a_location_are_not_shown(tmp_path: Path, sets: dict[str,
 def test_each_part_keeps_its_own_storage_options(sets: dict[str, Path]) -> None:
     one, other = wdsdist.open(sets["web"], storage_options={"anon": True}), wdsdist.open(sets["code"])
     joined = wdsdist.concat([one, other]).manifest
-    assert [source.storage_options for source in joined.sources] == [{"anon": True}, {}]
+    options = [source.client_options for source in joined.sources]
+    assert [given and given.given for given in options] == [{"anon": True}, None]
     assert [joined.part(number)[1] for number in (0, 3, 4)] == [0, 3, 0]
     nested = wdsdist.concat({"both": joined, "books": sets["books"]}).manifest
     assert nested.part(4)[0].base == str(sets["code"])

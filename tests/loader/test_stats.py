@@ -3,6 +3,7 @@ of the data, of a clock that the test moves, and of the server."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support import web
-from wdsdist import StreamingDataLoader, StreamingDataset
+from tests.support import loaders, web
+from wdsdist import StreamingDataLoader
 from wdsdist.loader.chosen_epoch import ChosenEpoch
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.progress import Progress
@@ -31,9 +32,7 @@ def remote(shards: Path) -> Iterator[web.Web]:
         yield server
 
 
-def make_loader(shards: Path | str, **options: Any) -> StreamingDataLoader:
-    dataset = StreamingDataset(shards, num_replicas=1, rank=0)
-    return StreamingDataLoader(dataset, 10, **{"num_workers": 0, "drop_last": False, **options})
+make_loader = functools.partial(loaders.make_loader, batch_size=10, decode=None, drop_last=False)
 
 
 def remote_loader(server: web.Web, **options: Any) -> StreamingDataLoader:

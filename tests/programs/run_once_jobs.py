@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +99,6 @@ def repeated() -> None:
     say("ready")
     while hear():
         report(prepare)
-
-
-def one_of_two() -> None:
-    """Call the function that the test names; ``slow`` waits, in four threads."""
-
-    @data_download
-    def slow() -> str:
-        log()
-        announce()
-        wait()
-        return "slow"
-
-    @data_download
-    def other(name: str) -> str:
-        return name
-
-    say("ready")
-    if hear() == "slow":
-        with ThreadPoolExecutor(4) as pool:
-            say("returned", [future.result() for future in [pool.submit(slow) for _ in range(4)]])
-    else:
-        report(other, "quick")
 
 
 def forced_on_demand() -> None:

@@ -58,6 +58,7 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
     taken: list[Taken] = [Counter() for _ in shards]
     for epoch in range(EPOCHS):
         order = MixOrder(mixture, settings, epoch)
+        assert order.num_samples == num_samples
         for part in np.array_split(np.arange(num_samples), 3):
             columns = (*order.locate(part), order.epochs(part))
             for shard, sample, turn in zip(*(column.tolist() for column in columns), strict=True):

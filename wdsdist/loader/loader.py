@@ -256,10 +256,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
             self._meter.finish()
         self._end_prefetch()
         planner = self._planner
-        if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
-            from wdsdist.loader.framework_guards import refuse_first_length
-
-            refuse_first_length()
         position, plan = self._progress.upcoming(planner.plan)
         config, start = planner.config_at(position), planner.start(position)
         if self._meter is None:
