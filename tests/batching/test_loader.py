@@ -283,22 +283,6 @@ def test_a_state_inside_a_block_that_was_dealt_in_another_way_is_refused(data: M
     assert Counter(keys(iterator)) == Counter(keys(then))
 
 
-def test_an_epoch_goes_on_that_was_resumed_on_many_worlds_within_a_block(data: Manifest) -> None:
-    state = loader(data, **TOKENS).state_dict()
-    state["block_samples"] = data.num_samples
-    state["segments"] = ";".join(f"1,1,{budget},0,1" for budget in range(300, 320))
-    one = loader(data, **tokens(319))
-    other = loader(data, **TOKENS)
-    for each, now in (
-        (one, state["segments"][:-1] + "2"),
-        (other, f"{state['segments']};1,1,512,0,1"),
-    ):
-        each.load_state_dict(state)
-        next(iter(each))
-        assert each.state_dict()["segments"] == now
-        assert len(json.dumps(each.state_dict())) < 2048
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -50,7 +50,7 @@ class TestPack:
         refused = wdsdist("pack", photos, tmp_path / "dest")
         assert refused.returncode == 2
         assert refused.stderr.endswith(
-            "cat/000.json is a link to nothing: repair it or remove it; or leave it out with on_error='skip'\n"
+            "cat/000.json is a link to nothing: repair it or remove it; or leave it out with --on-error skip\n"
         )
         run = wdsdist("pack", photos, tmp_path / "dest", "--on-error", "skip")
         assert lines(run)[-1] == f"left out: 1 sample, listed in {tmp_path / 'dest'}/pack-report.jsonl"

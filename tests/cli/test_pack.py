@@ -50,6 +50,19 @@ def test_what_goes_wrong_is_one_line(wdsdist: Run, arguments: list[str], message
     assert message in line
 
 
+def test_advice_names_options_as_they_are_typed(wdsdist: Run, tmp_path: Path) -> None:
+    for name in ("train/1.jpg", "val/1.jpg", "v1.5_1.jpg", "v1.5_2.jpg"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_text("<html> is no image")
+    for options, advice in (
+        ([], "or all into one by --no-class-folders"),
+        (["--no-class-folders"], """say where keys end by --key "last-dot", --key "first-dot" or"""),
+        (["--no-class-folders", "--key", "last-dot"], "leave such samples out with --on-error skip, or"),
+    ):
+        run = wdsdist("pack", "photos", "dest", *options)
+        assert (run.returncode, advice in run.stderr) == (2, True), run.stderr
+
+
 def test_an_empty_place_is_not_the_working_directory(wdsdist: Run, tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("one")
     before = sorted(tmp_path.iterdir())

@@ -20,7 +20,8 @@ import pytest
 import wdsdist
 from tests.support import forked
 from tests.support.programs import command
-from wdsdist.cli import progress, run_once
+from wdsdist.cli import progress
+from wdsdist.cli.pack import _Echo
 from wdsdist.shards.progress import ShardsProgress
 
 
@@ -248,5 +249,5 @@ class TestHostileNames:
         import logging
 
         record = logging.LogRecord("wdsdist", logging.INFO, "", 0, "waiting for %s", (HOSTILE,), None)
-        run_once._Echo().emit(record)
+        _Echo().emit(record)
         assert capsys.readouterr().err == rf"wdsdist: waiting for {SHOWN}\r\nwdsdist: verified" + "\n"

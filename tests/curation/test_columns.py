@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -189,39 +187,12 @@ def test_classes_are_columns_by_themselves(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "shards" / "columns").glob("*.parquet")] == ["cls.parquet"]
 
 
-# Fields of members
-
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text("ab", max_size=2)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text("ab", max_size=1), inner, max_size=3)),
-    max_leaves=8,
-)
-
-
-def walked(value: Any, path: list[str]) -> Any:
-    """Return the value at a path in a JSON value, as an oracle for `value_at`."""
-    for part in path:
-        if isinstance(value, list) and part.isdigit():
-            value = value[int(part)] if int(part) < len(value) else None
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
-
-
-@given(VALUES, st.lists(st.sampled_from(["a", "b", "0", "1"]), max_size=3))
-def test_a_path_leads_to_the_value_that_a_walk_finds(value: Any, path: list[str]) -> None:
-    assert fields.value_at(value, tuple(path)) == walked(value, path)
+# Members
 
 
 @pytest.mark.parametrize(
-    ("extension", "data", "value"),
+    ("name", "content", "reason"),
     [
-        ("txt", "ä\n".encode(), "ä\n"),
-        ("caption", b"any text", "any text"),
-        ("cls", b" 12\n", 12),
-        ("info.JSON", b'{"a": 1}', {"a": 1}),
-        ("json.gz", gzip.compress(b"[1]", mtime=0), [1]),
-        ("txt.gz.gz", gzip.compress(gzip.compress(b"x", mtime=0), mtime=0), "x"),
         ("txt", b"\xff", "can't decode byte 0xff"),
         ("cls", b"cat", "invalid literal"),
         ("json", b"{", "Expecting property name"),
@@ -229,17 +200,17 @@ def test_a_path_leads_to_the_value_that_a_walk_finds(value: Any, path: list[str]
         ("json", b"9" * 10_000, "digits"),
         ("json.gz", b"no gzip", "incorrect header"),
         ("txt.gz", gzip.compress(bytes(fields.MOST_BYTES + 1), mtime=0), "unpacks to over 16,777,216 bytes"),
+        ("bin", bytes(fields.MOST_BYTES + 1), "more than the 16,777,216 of a small member"),
     ],
 )
-def test_members_are_decoded_by_their_extension_or_refused(extension: str, data: bytes, value: Any) -> None:
-    if not isinstance(value, str) or value in ("x", "ä\n", "any text"):
-        assert fields.decoded(extension, data) == value
-        return
-    with pytest.raises(ValueError, match=value):
-        fields.decoded(extension, data)
-
-
-# Bytes of members
+def test_members_that_cannot_be_read_have_no_value_and_the_reason_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes, reason: str
+) -> None:
+    written(tmp_path, [[{name: content}, {name: b"1" if name != "json.gz" else gzip.compress(b"1")}]])
+    data = wdsdist.index(tmp_path).add_columns(fields=[name], workers=1)
+    assert columns.column(data, name).is_null().to_pylist()[0]
+    assert f"{name}: the members of " in caplog.text
+    assert reason in caplog.text
 
 
 def test_only_what_is_asked_for_is_fetched_and_wrong_bytes_once_more(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.examples import fewer
-from tests.support.folders import forked, status
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
-from wdsdist.curation import add, column_file, columns, join
+from wdsdist.curation import add, columns, join
 from wdsdist.errors import ArgumentError, NotFoundError
 from wdsdist.shards.manifest import Manifest
 
@@ -73,12 +70,10 @@ def test_rows_and_samples_are_matched_as_a_dict_does(
         if row["key"] is not None:
             first.setdefault(row["key"], row["v"])
     assert values(data, "v") == [first.get(key) for key in KEYS]
-    _, report = join.match(data, "key", columns.column(data, "key"), pa.array([row["key"] for row in rows]), "rows")
-    assert report.rows == len(rows)
-    assert report.samples_matched == len(set(KEYS) & set(first)) == len(KEYS) - report.samples_unmatched
-    matched = [row["key"] for row in rows if row["key"] in KEYS]
-    assert report.rows_unmatched == len(rows) - len(matched)
-    assert report.rows_repeated == len(matched) - len(set(matched))
+    own, theirs = [row["key"] for row in rows], columns.column(data, "key").chunks
+    matched, is_matched = join.match(data, "key", lambda: theirs, lambda: [pa.array(own)], len(rows), "rows")
+    assert matched.tolist() == [own.index(key) if key in own else -1 for key in KEYS]
+    assert is_matched.tolist() == [key in KEYS for key in own]
 
 
 def test_rows_belong_to_all_samples_with_their_value_of_another_column(
@@ -176,23 +171,12 @@ def test_tables_fill_gaps_and_never_drop_values(
             assert values(data, "v") == [known.get(key) for key in KEYS]
 
 
-def test_a_join_that_fails_or_is_killed_adds_no_column(data: Manifest, tmp_path: Path) -> None:
+def test_a_join_that_fails_adds_no_column(data: Manifest, tmp_path: Path) -> None:
     output = tmp_path / "columns"
     path = table(tmp_path / "t.parquet", [{"uid": "nobody", "v": 1}])
     with pytest.raises(ArgumentError, match=r"no sample's json\.uid is in"):
         data.add_columns(join=path, on="json.uid", output=output, workers=1)
     assert not list(output.glob("*.parquet")), "also not the column that was compared"
-    path = table(tmp_path / "t.parquet", [{"uid": UIDS[0], "v": 1, "w": 2}])
-
-    def killed() -> None:
-        write = column_file.write
-        column_file.write = lambda *args: write(*args) or (args[2] == "v" and os.kill(os.getpid(), signal.SIGKILL))
-        data.add_columns(join=path, on="json.uid", workers=1)
-
-    assert status(forked(killed)) == -signal.SIGKILL
-    assert not list(output.glob("*.parquet"))
-    data.add_columns(join=path, on="json.uid", only=["w"], workers=1)
-    assert {entry.name for entry in output.iterdir()} == {"w.parquet", "json.uid.parquet", column_file.LOCK}
 
 
 def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp_path: Path) -> None:

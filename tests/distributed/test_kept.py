@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsdist.distributed.kept import Arrays, kept_arrays
+from wdsdist.distributed.run_once import Arrays, kept_arrays
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +25,8 @@ def made(number: int) -> Arrays:
     return {"counts": np.arange(number), "marks": np.zeros(number, np.bool_)}
 
 
-def sizes(number: int) -> int:
-    return len(kept_arrays("batches", lambda: made(number))["counts"])
-
-
-def as_lists(arrays: Arrays) -> dict[str, object]:
-    return {name: array.tolist() for name, array in arrays.items()}
+def sizes(number: int, about: str = "batches") -> list[int]:
+    return [*map(len, kept_arrays(about, lambda: made(number)).values())]
 
 
 def kept(tmp_path: Path) -> list[Path]:
@@ -50,16 +46,17 @@ def test_arrays_are_computed_once_while_others_wait_for_them() -> None:
         assert begun.wait(60)
         other = pool.submit(kept_arrays, "block 5", lambda: pytest.fail("they are computed already"))
         may_end.set()
-        assert as_lists(one.result(60)) == as_lists(other.result(60)) == as_lists(made(3))
+        for name, array in made(3).items():
+            assert one.result(60)[name].tolist() == other.result(60)[name].tolist() == array.tolist()
 
 
 def test_damaged_arrays_are_computed_again_and_old_ones_are_removed(tmp_path: Path) -> None:
-    kept_arrays("block 0", lambda: made(1))
+    sizes(1, "block 0")
     for damaged in (b"PK no archive", b""):
         kept(tmp_path)[0].write_bytes(damaged)
-        assert as_lists(kept_arrays("block 0", lambda: made(2))) == as_lists(made(2))
+        assert sizes(2, "block 0") == [2, 2]
     for number in range(80):
-        assert as_lists(kept_arrays(f"block {number}", lambda: made(2))) == as_lists(made(2))
+        assert sizes(2, f"block {number}") == [2, 2]
     assert len(kept(tmp_path)) == 64
 
 
@@ -75,7 +72,7 @@ def test_each_process_computes_if_nothing_can_be_kept(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", no_locks)
-        assert [sizes(number) for number in (3, 4)] == [3, 4]
+        assert [sizes(number) for number in (3, 4)] == [[3, 3], [4, 4]]
     for folder in tmp_path.iterdir():
         folder.chmod(0o777)  # others could plant arrays there
-    assert [sizes(number) for number in (3, 4)] == [3, 4]
+    assert [sizes(number) for number in (3, 4)] == [[3, 3], [4, 4]]

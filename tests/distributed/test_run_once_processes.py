@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,7 +18,6 @@ import pytest
 
 from tests.support.gloo_ranks import Ranks
 from tests.support.jobs import launch
-from tests.support.programs import environment
 from wdsdist.distributed.barriers import barrier
 from wdsdist.distributed.run_once import data_download
 from wdsdist.errors import DistributedTimeoutError
@@ -73,19 +71,6 @@ class TestOneRuns:
         assert values[0] == values[1]
         assert values[2] == values[3]
         assert len(set(values)) == len(stage.log) == (1 if scope == "cluster" else 2)
-
-    def test_different_functions_do_not_wait_for_each_other_and_threads_do(self, stage: Stage) -> None:
-        stage.job("one_of_two")
-        slow, quick = stage.start(2)
-        slow.expect("ready")
-        slow.tell("slow")
-        stage.runner()
-        quick.expect("ready")
-        quick.tell("quick")
-        assert quick.expect("returned") == "quick"
-        stage.let_go()
-        assert slow.expect("returned") == ["slow"] * 4
-        assert len(stage.log) == 1
 
     def test_forced_it_runs_once_in_every_run(self, stage: Stage) -> None:
         stage.job("quick", '{"force": true}')
@@ -288,22 +273,6 @@ class TestErrors:
         stage.let_go()
         first.expect("returned")
         assert issubclass(DistributedTimeoutError, TimeoutError)
-
-
-@pytest.mark.slow
-def test_under_torchrun_one_worker_runs_and_all_fail_alike(stage: Stage) -> None:
-    stage.job("rank_of_torchrun")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for run in (1, 2):
-        done = subprocess.run(
-            [*command, *stage.program], cwd=stage.directory, env=environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        raised = sorted(stage.directory.glob("raised-*"))
-        assert [path.name for path in raised] == ["raised-0-of-2", "raised-1-of-2"]
-        assert len(stage.log) == 1 + run  # "good" once, "bad" once in each run
-        for path in raised:
-            path.unlink()
 
 
 GROUP_TIMEOUT = 1.0

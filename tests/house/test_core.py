@@ -39,17 +39,14 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "_util": 1_186,
-    "distributed": 1_151,
-    "storage": 2_219,
-    "shards": 4_222,
+    "storage": 2_057,
+    "shards": 4_064,
     "samples": 2_843,
-    "loader": 3_227,
-    "curation": 2_631,
+    "curation": 2_627,
     "media": 726,
-    "packing": 5_513,
-    "diagnostics": 2_654,
-    "cli": 2_014,
+    "packing": 5_408,
+    "diagnostics": 2_589,
+    "cli": 1_991,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -53,9 +53,9 @@ AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "i
 
 NOT_PYTHON = {"py.typed"}
 
-READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host", "_util.ownership"}
+READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host"}
 TOUCHES_FILES = {
-    "media.containers", "_util.files", "_util.host", "_util.ownership", "_util.shared_memory", "distributed", "storage",
+    "media.containers", "_util.files", "_util.host", "_util.shared_memory", "distributed", "storage",
     "shards", "cache", "curation", "packing", "diagnostics", "loader.bad_sample_log",
 }  # fmt: skip
 IMPORTS_TORCH = {

@@ -103,6 +103,10 @@ def test_random_split_of_a_part_of_the_samples_is_refused(shards: Path, name: st
         random_split(dataset, [0.5, 0.5])
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-512])
+
+
 @pytest.mark.parametrize(
     ("harm", "error", "pattern"),
     [
@@ -118,10 +122,6 @@ def test_a_damaged_shard_is_an_error_that_names_it(
     harm(folder)  # type: ignore[operator]
     with pytest.raises(error, match=pattern):
         classes(StreamingDataset(folder, decode=True))
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-512])
 
 
 def test_its_text_says_what_it_reads_and_how(shards: Path) -> None:

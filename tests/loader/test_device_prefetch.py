@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -14,20 +15,15 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from tests.loader.conftest import TOTAL
-from wdsdist import Ragged, StreamingDataLoader, StreamingDataset, to_device
+from tests.support.loaders import batches as numbers
+from tests.support.loaders import make_loader
+from wdsdist import Ragged, to_device
 from wdsdist.errors import SampleError, StateError
 from wdsdist.loader import device_prefetch as devices
 
+loader = functools.partial(make_loader, batch_size=4, drop_last=False, fields=("cls",))
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-
-
-def loader(shards: Path, **options: Any) -> StreamingDataLoader:
-    dataset = StreamingDataset(shards, **{"decode": True, "fields": ("cls",), "num_replicas": 1, "rank": 0, **options})
-    return StreamingDataLoader(dataset, 4, num_workers=0, drop_last=False)
-
-
-def numbers(batches: Any) -> list[list[int]]:
-    return [batch["cls"].tolist() for batch in batches]
 
 
 class FakeAhead(devices.CopiedAhead):

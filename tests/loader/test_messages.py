@@ -50,6 +50,35 @@ def own(name: str) -> Call:
     return lambda shards, _: StreamingDataLoader(kind(shards))
 
 
+def mix(*weights: Any, **options: Any) -> Call:
+    """Mix the data set with itself under the names ``a``, ``b`` and so on."""
+    return lambda shards, _: wdsdist.mix(
+        {name: (shards, weight) for name, weight in zip("ab", weights, strict=False)}, **options
+    )
+
+
+def part(join: str = "mix", of_all: dict[str, Any] | None = None, **own_options: Any) -> Call:
+    """Mix or join a data set with options of its own, and options for all data sets."""
+
+    def call(shards: Path, _: Path) -> Any:
+        dataset = StreamingDataset(shards, **own_options)
+        given = {"a": (dataset, 1)} if join == "mix" else {"a": dataset}
+        return getattr(wdsdist, join)(given, **(of_all or {}))
+
+    return call
+
+
+def with_an_empty_one(shards: Path, folder: Path) -> Any:
+    (folder / "0.tar").write_bytes(tars.plain_tar([]))
+    return wdsdist.mix({shards: 1, folder / "0.tar": 1})
+
+
+OF_THE_ORDER: list[dict[str, Any]] = [
+    {"num_replicas": 2}, {"rank": 1, "num_replicas": 2}, {"shuffle": False}, {"seed": 1}, {"drop_last": True},
+    {"order": "sampler"}, {"shuffle_window": 9}, {"num_canonical_replicas": 2}, {"batch_size": 4},
+    {"cache_dir": "cache"}, {"cache_limit": "1GB"}, {"download_timeout": 9.0},
+]  # fmt: skip
+
 CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     # arguments of the data set
     (dataset(field=3), ArgumentError, r"StreamingDataset has no argument 'field': did you mean 'fields'\?"),
@@ -100,9 +129,40 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     ),
     (empty, ArgumentError, "has no samples"),
     (mixed_fields, SampleError, "png"),
+    # bad samples
+    (dataset(on_error="skip"), ArgumentError, 'on_error is \'skip\': it must be "raise" or "replace"'),
+    (dataset(quarantine="bad.jsonl"), ArgumentError, 'quarantine is .* on_error="replace"'),
+    (dataset(error_budget=0.1), ArgumentError, 'error_budget is .* on_error="replace"'),
+    (dataset(on_error="replace", error_budget=2), ArgumentError, "a share of the samples between 0 and 1"),
+    (dataset(on_error="replace", error_budget=True), ArgumentError, "a share of the samples"),
+    (dataset(on_error="replace", quarantine="no/such/bad.jsonl"), ArgumentError, "in a folder that exists"),
+    (dataset(on_error="replace", quarantine="s3://bucket/bad.jsonl"), ArgumentError, "a local file"),
+    (dataset(on_error="replace", quarantine="."), ArgumentError, "a local file"),
+    # several data sets
+    (mix(), ArgumentError, "no data sets"),
+    (lambda *_: wdsdist.mix(["web"]), ArgumentError, "must map locations"),  # type: ignore[arg-type]
+    (mix(0), ArgumentError, "weight of 'a' is 0: it must be a number above 0"),
+    (mix(float("nan")), ArgumentError, "must be a number above 0"),
+    (mix("1"), ArgumentError, r"must be a number above 0, as in {'a': \(location, 0\.7\)}"),
+    (mix(True), ArgumentError, "must be a number"),
+    (mix(1e-9, 1), ArgumentError, "times the smallest"),
+    (lambda *_: wdsdist.mix({"nowhere": 1}), NotFoundError, "nowhere does not exist"),
+    (mix(1, order="sampler"), ArgumentError, "'shard' only"),
+    (mix(1, samples_per_epoch=0), ArgumentError, "samples_per_epoch is 0"),
+    (with_an_empty_one, ArgumentError, "has no samples"),
+    (lambda shards, _: wdsdist.mix({"a": StreamingDataset(shards)}), ArgumentError, "weight of 'a' .* be a number"),  # type: ignore[dict-item]
+    (lambda shards, _: wdsdist.mix({"a": (mix(1)(shards, shards), 1)}), ArgumentError, "'a' is a mix itself"),
+    (lambda *_: wdsdist.concat([]), ArgumentError, "no data sets"),
+    (lambda shards, _: wdsdist.concat(str(shards)), ArgumentError, "must be a list of data sets"),
+    (lambda shards, _: wdsdist.concat(StreamingDataset(shards)), ArgumentError, "must be a list of data sets"),  # type: ignore[arg-type]
+    (lambda shards, _: wdsdist.concat([shards, shards]), ArgumentError, "two data sets have .* name .*as in {.a.: "),
+    *((part(join, **option), ArgumentError, r"the data set 'a' .* of its own.*: give it to")
+      for join in ("mix", "concat") for option in OF_THE_ORDER),
+    *((part(of_all=option), ArgumentError, f"{min(option)} is given for all data sets, but 'a' is a StreamingDataset")
+      for option in ({"fields": ("cls",)}, {"decode": True}, {"transform": dict})),
     # to_device
     (lambda *_: to_device([], "cuda:99"), ArgumentError, "device is 'cuda:99': torch sees . CUDA devices"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "error", "pattern"), CALLS)

@@ -16,7 +16,7 @@ import torch
 import wdsdist
 from tests.support import tars
 from wdsdist import Ragged, StreamingDataLoader, StreamingDataset
-from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.errors import SampleError
 from wdsdist.samples.images.transforms import seeded
 
 TOTAL = 24
@@ -135,9 +135,6 @@ def test_a_seeded_transform_of_one_data_set_draws_by_the_seed_of_the_mix(sets: d
     assert {seed for _, seed in play(0, 0)}.isdisjoint(seed for _, seed in play(1, 0))
 
 
-# What does not fit
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("decode", "transform"), [(None, None), (True, None), (True, dict), (None, torch.utils.data.default_convert)]
@@ -153,37 +150,3 @@ def test_batches_of_different_fields_say_which_data_sets_differ(
     )
     with pytest.raises(SampleError, match=message):
         next(iter(StreamingDataLoader(wdsdist.mix(both), 4, num_workers=workers)))
-
-
-OF_THE_ORDER: list[dict[str, Any]] = [
-    {"num_replicas": 2}, {"rank": 1, "num_replicas": 2}, {"shuffle": False}, {"seed": 1}, {"drop_last": True},
-    {"order": "sampler"}, {"shuffle_window": 9}, {"num_canonical_replicas": 2}, {"batch_size": 4},
-    {"cache_dir": "cache"}, {"cache_limit": "1GB"}, {"download_timeout": 9.0},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("join", ["mix", "concat"])
-@pytest.mark.parametrize("option", OF_THE_ORDER, ids=str)
-def test_a_data_set_with_an_order_of_its_own_is_refused(
-    sets: dict[str, Path], join: str, option: dict[str, Any]
-) -> None:
-    part: Any = photos(sets, **option)
-    with pytest.raises(ArgumentError, match=r"the data set 'a' .* of its own.*: give it to"):
-        wdsdist.mix({"a": (part, 1)}) if join == "mix" else wdsdist.concat({"a": part})
-
-
-@pytest.mark.parametrize("option", [{"fields": ("cls",)}, {"decode": True}, {"transform": dict}], ids=str)
-def test_options_for_all_beside_a_data_set_of_its_own_are_refused(
-    sets: dict[str, Path], option: dict[str, Any]
-) -> None:
-    with pytest.raises(ArgumentError, match=f"{min(option)} is given for all data sets, but 'a' is a StreamingDataset"):
-        wdsdist.mix({"a": (photos(sets), 1), "b": (sets["vectors"], 1)}, **option)
-
-
-def test_a_mix_in_a_mix_and_a_data_set_alone_are_refused(sets: dict[str, Path]) -> None:
-    with pytest.raises(ArgumentError, match="'images' is a mix itself"):
-        wdsdist.mix({"images": (mixed(sets), 1)})
-    with pytest.raises(ArgumentError, match="must be a list of data sets"):
-        wdsdist.concat(photos(sets))
-    with pytest.raises(ArgumentError, match=r"the weight of 'a' is .* must be a number"):
-        wdsdist.mix({"a": photos(sets)})  # type: ignore[dict-item]

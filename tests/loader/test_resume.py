@@ -40,26 +40,6 @@ def test_the_same_global_batches_are_seen_on_any_world_with_the_same_lanes(shard
         assert global_batches(world) == oracle
 
 
-def test_a_loader_that_went_on_by_itself_resumes_where_its_first_epoch_is_asked_for_again(
-    shards: Path,
-) -> None:
-    loader, resumed = make_loader(shards), make_loader(shards)
-    loader.set_epoch(2)
-    batches(loader)
-    iterator = iter(loader)
-    next(iterator)
-    state = through_json(loader.state_dict())
-    rest = batches(iterator)
-    resumed.set_epoch(7)  # before the load, and so of no account
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == state
-    resumed.set_epoch(2)
-    assert batches(resumed) == rest
-    del state["asked"]  # as earlier releases saved it
-    resumed.load_state_dict(state)
-    assert batches(resumed) == rest
-
-
 def test_the_state_counts_what_was_handed_out_not_what_workers_prepared(shards: Path) -> None:
     loader = make_loader(shards, num_workers=3, prefetch_factor=4)
     play(loader, 2)

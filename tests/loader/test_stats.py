@@ -3,6 +3,7 @@ of the data, of a clock that the test moves, and of the server."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support import web
-from wdsdist import StreamingDataLoader, StreamingDataset
+from tests.support import loaders, web
+from wdsdist import StreamingDataLoader
 from wdsdist.loader.chosen_epoch import ChosenEpoch
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
 from wdsdist.loader.progress import Progress
@@ -31,9 +32,7 @@ def remote(shards: Path) -> Iterator[web.Web]:
         yield server
 
 
-def make_loader(shards: Path | str, **options: Any) -> StreamingDataLoader:
-    dataset = StreamingDataset(shards, num_replicas=1, rank=0)
-    return StreamingDataLoader(dataset, 10, **{"num_workers": 0, "drop_last": False, **options})
+make_loader = functools.partial(loaders.make_loader, batch_size=10, decode=None, drop_last=False)
 
 
 def remote_loader(server: web.Web, **options: Any) -> StreamingDataLoader:
@@ -70,6 +69,7 @@ class Loop:
     WORKING, TRAINING, STARTING = 3.0, 5.0, 7.0
     PLAN = EpochPlan(num_samples=TOTAL, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
     _iterations = 1
+    persistent_workers = True
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -87,9 +87,6 @@ class Loop:
             self.now += self.WORKING
             yield Message([number])
         yield Message([])
-
-    def _end_epoch(self, epoch: Epoch) -> None:
-        pass
 
     def train(self) -> None:
         self.now += self.TRAINING
@@ -152,7 +149,6 @@ LOCAL = {"epoch": 3, "batches": 2, "planned_batches": 2, "samples": 20_400, "sec
     ("more", "text"),
     [
         ({}, "epoch 3: 20,400 samples in 10.0 s (2,040/s), waited 0.5 s (5 %) for data"),
-        ({"bytes": 0.8e6}, "epoch 3: 20,400 samples in 10.0 s (2,040/s, 78.1 KiB/s), waited 0.5 s (5 %) for data"),
         (
             {"bytes": 99.96e6, "planned_batches": 4_000},
             "epoch 3, 2 of 4,000 batches: 20,400 samples in 10.0 s (2,040/s, 9.5 MiB/s), waited 0.5 s (5 %) for data",
@@ -161,11 +157,6 @@ LOCAL = {"epoch": 3, "batches": 2, "planned_batches": 2, "samples": 20_400, "sec
             {"bytes": 9_994_000_000, "shards_fetched": 12, "bytes_fetched": 1_250_000_000, "bytes_cached": 88_000_000},
             "epoch 3: 20,400 samples in 10.0 s (2,040/s, 953.1 MiB/s), waited 0.5 s (5 %) for data, "
             "12 shards fetched (1.2 GiB, 0 retries), 83.9 MiB from the cache",
-        ),
-        (
-            {"bytes": 9_996_000_000, "shards_fetched": 1, "bytes_fetched": 512, "retries": 1_000},
-            "epoch 3: 20,400 samples in 10.0 s (2,040/s, 953.3 MiB/s), waited 0.5 s (5 %) for data, "
-            "1 shard fetched (512 B, 1,000 retries), 0 B from the cache",
         ),
     ],
 )

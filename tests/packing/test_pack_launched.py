@@ -83,7 +83,7 @@ def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
     assert said.returncode == 2
     wanted = (
         f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it; or leave it out with "
-        f"on_error='skip'"
+        f"--on-error skip"
     )
     assert said.stderr.splitlines().count(wanted) == 3
 

@@ -174,6 +174,7 @@ def refusals(shards: str) -> dict[str, Any]:
     from accelerate.utils import DataLoaderConfiguration
 
     as_launched()
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # type: ignore[attr-defined]  # torch joins a worker so long
     told: dict[str, Any] = {}
 
     def attempt(name: str, batches: Any) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,28 +101,6 @@ def repeated() -> None:
         report(prepare)
 
 
-def one_of_two() -> None:
-    """Call the function that the test names; ``slow`` waits, in four threads."""
-
-    @data_download
-    def slow() -> str:
-        log()
-        announce()
-        wait()
-        return "slow"
-
-    @data_download
-    def other(name: str) -> str:
-        return name
-
-    say("ready")
-    if hear() == "slow":
-        with ThreadPoolExecutor(4) as pool:
-            say("returned", [future.result() for future in [pool.submit(slow) for _ in range(4)]])
-    else:
-        report(other, "quick")
-
-
 def forced_on_demand() -> None:
     """Call it by force, and wait, if the test says so."""
     say("ready")
@@ -169,33 +146,6 @@ def returning(expression: str) -> None:
 
     prepare()
     say("done")
-
-
-def rank_of_torchrun() -> None:
-    """Succeed before there is a process group, and fail in one, on all ranks alike."""
-    import torch.distributed as dist
-
-    from wdsdist.distributed.barriers import barrier
-    from wdsdist.distributed.identity import identity
-
-    me = identity()
-
-    @data_download
-    def prepare(name: str) -> str:
-        log()
-        if name == "bad":
-            raise ValueError(name)
-        return name
-
-    assert me.source == "torchrun", me
-    assert prepare("good") == "good"
-    dist.init_process_group("gloo")
-    barrier(30)
-    try:
-        prepare("bad")
-    except ValueError:
-        (HERE / f"raised-{me.rank}-of-{me.world_size}").touch()
-    dist.barrier()
 
 
 if __name__ == "__main__":

@@ -20,11 +20,7 @@ Batches = list[list[int]]
 
 def plan_of(total: int, ranks: int, batch: int, drop_last: bool = False, drop_last_batch: bool = False) -> EpochPlan:
     return EpochPlan(
-        num_samples=total,
-        num_replicas=ranks,
-        batch_size=batch,
-        drop_last=drop_last,
-        drop_last_batch=drop_last_batch,
+        num_samples=total, num_replicas=ranks, batch_size=batch, drop_last=drop_last, drop_last_batch=drop_last_batch
     )
 
 

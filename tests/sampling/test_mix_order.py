@@ -1,4 +1,4 @@
-"""The order of a mix: each epoch has the shares of the weights, and each data set goes on where it stood."""
+"""The order of a mix: each data set plays its own epochs, one after another, whatever the epochs of the mix are."""
 
 from __future__ import annotations
 
@@ -10,36 +10,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.sampling.mix_order import MixOrder, Mixture
-from wdsdist.sampling.order import OrderSettings
+from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.permutation import mix_key
 
-EPOCHS = 8
+EPOCHS = 4
+
+Taken = Counter[tuple[int, int, int]]
+"""Epoch of the data set, shard and sample, each as often as it comes."""
 
 
-@st.composite
-def mixes(draw: st.DrawFn) -> tuple[Mixture, OrderSettings]:
-    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def taken_in_turn(mixture: Mixture, settings: OrderSettings, number: int, total: int) -> Taken:
+    """Return the first samples that a data set gives when it is simply played from its start."""
+    own = OrderSettings(
+        shuffle=settings.shuffle, seed=mix_key(settings.seed, number), window=mixture.windows[number],
+        num_canonical_replicas=settings.num_canonical_replicas,
+    )  # fmt: skip
+    line: list[tuple[int, int, int]] = []
+    epoch = 0
+    while len(line) < total:
+        order = epoch_order(mixture.counts[number], own, epoch)
+        shards, samples = order.locate(np.arange(order.num_samples))
+        line += [(epoch, shard, sample) for shard, sample in zip(shards.tolist(), samples.tolist(), strict=True)]
+        epoch += 1
+    return Counter(line[:total])
+
+
+@given(
+    shards=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), min_size=1, max_size=4),
+    num_samples=st.integers(1, 120),
+    lanes=st.integers(1, 6),
+    shuffle=st.booleans(),
+    stratified=st.booleans(),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_each_data_set_plays_its_own_epochs_one_after_another(
+    shards: list[list[int]], num_samples: int, lanes: int, shuffle: bool, stratified: bool, seed: int,
+    data: st.DataObject,
+) -> None:  # fmt: skip
     mixture = Mixture(
-        counts=tuple(np.array([size]) for size in sizes),
-        windows=(5,) * len(sizes),
-        weights=tuple(Fraction(draw(st.integers(1, 9))) for _ in sizes),
-        num_samples=draw(st.integers(1, 40)),
-        stratified=draw(st.booleans()),
-    )
-    lanes = draw(st.integers(1, 6))
-    return mixture, OrderSettings(seed=draw(st.integers(0, 99)), num_canonical_replicas=lanes, window=5)
-
-
-@given(mixes())
-def test_each_data_set_goes_on_where_it_stood_in_the_epoch_before(mix: tuple[Mixture, OrderSettings]) -> None:
-    mixture, settings = mix
-    passes: list[Counter[tuple[int, int]]] = [Counter() for _ in mixture.counts]
+        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards),
+        weights=tuple(Fraction(data.draw(st.integers(1, 9))) for _ in shards),
+        num_samples=num_samples, stratified=stratified,
+    )  # fmt: skip
+    settings = OrderSettings(seed=seed, shuffle=shuffle, window=4, num_canonical_replicas=lanes)
+    first = np.cumsum([0, *map(len, shards)])
+    taken: list[Taken] = [Counter() for _ in shards]
     for epoch in range(EPOCHS):
-        order, places = MixOrder(mixture, settings, epoch), np.arange(mixture.num_samples)
-        shards, samples = order.locate(places)
-        for shard, *taken in zip(shards.tolist(), order.epochs(places).tolist(), samples.tolist(), strict=True):
-            passes[shard][tuple(taken)] += 1
-    for (size,), found in zip(mixture.counts, passes, strict=True):
-        assert set(found.values()) <= {1}, "a sample came twice in one pass over its data set"
-        turns = Counter(turn for turn, _ in found)
-        assert sorted(turns) == list(range(len(turns))), "a pass was left out"
-        assert all(turns[turn] == size for turn in range(len(turns) - 1)), "a pass was not finished"
+        order = MixOrder(mixture, settings, epoch)
+        assert order.num_samples == num_samples
+        for part in np.array_split(np.arange(num_samples), 3):
+            columns = (*order.locate(part), order.epochs(part))
+            for shard, sample, turn in zip(*(column.tolist() for column in columns), strict=True):
+                stream = int(np.searchsorted(first, shard, side="right")) - 1
+                taken[stream][turn, shard - int(first[stream]), sample] += 1
+    assert taken == [taken_in_turn(mixture, settings, *each) for each in enumerate(map(Counter.total, taken))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -289,3 +290,25 @@ def test_a_sampler_seed_that_torch_cannot_take_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"seed \+ epoch is 18,446,744,073,709,551,616"):
         epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 1), 1)
     assert epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 2), 1).num_samples == 3
+
+
+@given(
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any),
+    length=st.integers(1, 100),
+    name=st.sampled_from(["shard", "sampler"]),
+    shuffle=st.booleans(),
+)
+def test_virtual_epochs_are_the_data_sets_own_in_pieces(
+    counts: list[int], length: int, name: Any, shuffle: bool
+) -> None:
+    settings, sizes = OrderSettings(name=name, shuffle=shuffle, window=8, num_canonical_replicas=2), np.array(counts)
+    total = sum(counts)
+    whole = [epoch_order(sizes, settings, epoch) for epoch in range(-(-5 * length // total))]
+    expected = list(chain.from_iterable(zip(*order.locate(np.arange(total)), strict=True) for order in whole))
+    for epoch in range(5):
+        order = epoch_order(sizes, settings, epoch, length)
+        found = list(zip(*order.locate(np.arange(length)), strict=True))
+        assert found == expected[epoch * length : (epoch + 1) * length]
+        own = [place // total for place in range(epoch * length, (epoch + 1) * length)]
+        assert order.epochs(np.arange(length)).tolist() == own
+        assert order.num_samples == length

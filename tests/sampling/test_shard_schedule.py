@@ -99,11 +99,7 @@ def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, E
 def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     counts = np.full(30, 40)
     mixture = Mixture(
-        counts=(counts, counts),
-        windows=(40, 40),
-        weights=(Fraction(1), Fraction(1)),
-        num_samples=2400,
-        stratified=True,
+        counts=(counts, counts), windows=(40, 40), weights=(Fraction(1), Fraction(1)), num_samples=2400, stratified=True
     )
     order = MixOrder(mixture, OrderSettings(), 0)
     plan = EpochPlan(num_samples=2400, num_replicas=1, batch_size=8, drop_last=True, drop_last_batch=True)

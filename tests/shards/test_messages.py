@@ -13,7 +13,6 @@ from tests.support.tars import plain_tar, write_shard
 from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
-from wdsdist.shards.quarantine import read
 from wdsdist.shards.spellings import expand
 
 Call = Callable[[Path], Any]
@@ -54,7 +53,6 @@ MESSAGES: list[tuple[Call, type[Exception], str]] = [
     (lambda root: index_of(root, "a::b.jpg", name="a::b.tar"), IndexFormatError, "rename it"),
     (lambda root: index_of(root, "a.jpg", name="a\nb.tar"), IndexFormatError, "rename it"),
     (lambda root: shardindex.load(text(root, b"wdsindex" + bytes([1]) + bytes(99))), IndexFormatError, "of version 1"),
-    (lambda root: read(root / "nothing.jsonl"), ArgumentError, "cannot be read: No such file"),
     # Options of index
     (lambda root: wdsdist.index(root / "nowhere.tar"), NotFoundError, r"nowhere\.tar does not exist"),
     (lambda root: wdsdist.index(root / "empty"), NotFoundError, r"empty holds no \.tar files"),

@@ -199,16 +199,6 @@ def test_a_store_that_asks_to_wait_is_heeded(remote: Remote, tmp_path: Path) -> 
     assert time.monotonic() - began < 60, "an error now is better than one later"
 
 
-def test_a_download_that_is_left_writes_nothing_more(web: Remote) -> None:
-    web.proxy.rules(Rule("stall", 100))
-    got: list[int] = []
-    with storage.begin_ranges(web.location, [(0, PART), (PART, 2 * PART)], lambda at, _: got.append(at)):
-        pass
-    count = len(got)
-    web.proxy.rules()
-    assert len(got) == count
-
-
 def test_late_bytes_of_a_blocked_back_end_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     late, got, before = Fault("a.tar", "stall"), list[bytes](), set(threading.enumerate())
     monkeypatch.setattr(engine, "_IDLE", 0.01)

@@ -14,9 +14,7 @@ from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
 from wdsdist.storage import s3
-from wdsdist.storage.http import HttpStore
 from wdsdist.storage.s3 import S3Addresses
-from wdsdist.storage.store import connect
 
 pytest.importorskip("obstore")
 A_TAR = "s3://bucket/train/a.tar"
@@ -74,45 +72,33 @@ def test_credentials_come_from_the_environment_or_a_profile(
     assert "X-Amz-Credential=profiled%2F" in url({"profile": "research"})
 
 
-MORE = [{"config_kwargs": {}}, {"requester_pays": True}, {"client_kwargs": {"verify": False}}]
+LEFT: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
+    *((A_TAR, more, {}, "") for more in ({"config_kwargs": {}}, {"requester_pays": True},
+                                         {"client_kwargs": {"verify": False}})),
+    (A_TAR, {}, {"AWS_USE_FIPS_ENDPOINT": "true"}, ""),
+    *((A_TAR, {}, {"AWS_DEFAULT_REGION": region}, "") for region in ("cn-north-1", "us-iso-east-1")),
+    *((A_TAR, {}, {}, line) for line in ("endpoint_url = http://127.0.0.1:1", "region = cn-north-1")),
+    ("s3://bucket--use1-az4--x-s3/a.tar", {}, {}, ""),
+    ("s3://arn:aws:s3:us-east-1:123456789012:accesspoint/a.tar", {}, {}, ""),
+    *((f"s3://bucket/{key}", {"endpoint_url": "http://127.0.0.1:9"}, {}, "")
+      for key in ("a//b.tar", "./a.tar", "a/../b.tar")),
+]  # fmt: skip
+"""A location, options, variables and a line of the configuration file."""
 
 
-@pytest.mark.parametrize("more", MORE)
-def test_options_that_are_not_known_here_are_left_to_s3fs(more: dict[str, Any]) -> None:
-    assert s3._made(A_TAR, {**KEYS, **more}) is None
-
-
-def test_variables_that_only_botocore_heeds_are_left_to_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert s3._made(A_TAR, KEYS) is not None
-    monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
-    assert s3._made(A_TAR, KEYS) is None
-
-
-@pytest.mark.parametrize("line", ["endpoint_url = http://127.0.0.1:1", "region = cn-north-1"])
-def test_a_configuration_file_that_only_botocore_heeds_is_left_to_s3fs(
-    no_settings_of_this_machine: Path, line: str
-) -> None:
+@pytest.mark.parametrize(("location", "options", "variables", "line"), LEFT)
+def test_what_obstore_would_read_otherwise_is_left_to_s3fs(
+    no_settings_of_this_machine: Path, monkeypatch: pytest.MonkeyPatch, location: str, options: dict[str, Any],
+    variables: dict[str, str], line: str,
+) -> None:  # fmt: skip
+    assert s3.s3_store(A_TAR, storage.named(KEYS, [A_TAR]))
+    s3.forget()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     (no_settings_of_this_machine / "config").write_text(f"[default]\n{line}\n")
-    assert s3._made(A_TAR, KEYS) is None
-    assert s3._made(A_TAR, LOCAL) is not None
-
-
-@pytest.mark.parametrize("key", ["a//b.tar", "./a.tar", "a/../b.tar"])
-def test_keys_that_obstore_would_change_are_left_to_s3fs(key: str) -> None:
-    store, _ = connect(f"s3://bucket/{key}", storage.named({**LOCAL, "key": "other"}, ["s3://bucket"]))
-    assert not isinstance(store, HttpStore)
-
-
-@pytest.mark.parametrize(
-    ("bucket", "region"),
-    [("bucket", "cn-north-1"), ("bucket", "us-iso-east-1"), ("bucket--use1-az4--x-s3", "us-east-1"),
-     ("arn:aws:s3:us-east-1:123456789012:accesspoint", "us-east-1")],
-)  # fmt: skip
-def test_buckets_that_are_elsewhere_than_obstore_thinks_are_left_to_s3fs(
-    bucket: str, region: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
-    assert s3._made(f"s3://{bucket}/train/a.tar", KEYS) is None
+    assert s3.s3_store(location, storage.named(KEYS | options, [location])) is None
+    if line:
+        assert s3.s3_store(A_TAR, storage.named(LOCAL, [A_TAR]))
 
 
 def test_a_bucket_in_another_region_is_asked_there() -> None:

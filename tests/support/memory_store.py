@@ -12,19 +12,17 @@ b'content'
 
 from __future__ import annotations
 
-import asyncio
 import fnmatch
 import hashlib
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import fsspec
-from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
 
 SCHEME = "faulty"
 """Of the URLs: ``faulty://<name of the store>/<path>``."""
@@ -71,18 +69,17 @@ class Fault:
     """What ``"error"`` raises."""
     reached: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
     """Set when the fault has hit a request."""
-    _released: Future[None] = field(default_factory=Future, init=False, repr=False)
+    _released: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def release(self) -> None:
         """End a ``"stall"``: requests that it holds are answered, and it holds no others."""
-        if not self._released.done():
-            self._released.set_result(None)
+        self._released.set()
 
     def is_for(self, request: Request) -> bool:
         """Tell whether the fault may hit a request, however often it has done so."""
         if self.verb not in (None, request.verb) or _VERB_OF.get(self.kind, request.verb) != request.verb:
             return False
-        return not self._released.done() and fnmatch.fnmatchcase(request.path, self.path)
+        return not self._released.is_set() and fnmatch.fnmatchcase(request.path, self.path)
 
 
 class MemoryStore:
@@ -159,7 +156,7 @@ class MemoryStore:
                         return fault
         return None
 
-    async def _pass(self, request: Request) -> Fault | None:
+    def _pass(self, request: Request) -> Fault | None:
         """Log a request, let the fault that hits it do what it does before an answer, and return it."""
         fault = self._received(request)
         if fault is None:
@@ -169,12 +166,12 @@ class MemoryStore:
         if fault.kind == "not-found":
             raise FileNotFoundError(request.path)
         if fault.kind == "stall":
-            await asyncio.shield(asyncio.wrap_future(fault._released))
+            fault._released.wait()
         return fault
 
-    async def _body(self, request: Request) -> bytes:
+    def _body(self, request: Request) -> bytes:
         """Answer a read."""
-        fault = await self._pass(request)
+        fault = self._pass(request)
         if request.path not in self.files:
             raise FileNotFoundError(request.path)
         content = self.files[request.path][request.start : request.stop]
@@ -207,23 +204,18 @@ class MemoryStore:
         return {"name": path, "size": len(content), "type": "file", "ETag": hashlib.sha256(content).hexdigest()[:32]}
 
 
-class _Client(AsyncFileSystem):  # type: ignore[misc]
+class _Client(AbstractFileSystem):  # type: ignore[misc]
     """fsspec's view of one store."""
 
     protocol = SCHEME
-    cachable = True
 
     def __init__(self, name: str = "", **options: Any) -> None:
         super().__init__(**options)
         self._name = name
 
     @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, list):
-            return [cls._strip_protocol(one) for one in path]
-        if path.startswith(f"{SCHEME}://"):
-            path = path.partition("://")[2].partition("/")[2]
-        return path.strip("/")
+    def _strip_protocol(cls, path: str) -> str:
+        return (path.partition("://")[2].partition("/")[2] if "://" in path else path).strip("/")
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, str]:
@@ -231,52 +223,43 @@ class _Client(AsyncFileSystem):  # type: ignore[misc]
 
     @property
     def _store(self) -> MemoryStore:
-        try:
-            return _stores[self._name]
-        except KeyError:
-            raise FileNotFoundError(f"there is no store {self._name!r}") from None
+        if self._name not in _stores:
+            raise FileNotFoundError(f"there is no store {self._name!r}")
+        return _stores[self._name]
 
-    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        return await self._store._body(Request("read", self._strip_protocol(path), start, end))
+    def _pass(self, verb: Verb, path: str) -> MemoryStore:
+        """Return the store, once it has let a request pass."""
+        self._store._pass(Request(verb, path))
+        return self._store
 
-    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
-        path = self._strip_protocol(path)
-        await self._store._pass(Request("info", path))
-        if path in self._store.files:
-            return self._store._info_of(path)
-        if next(self._store._below(path), None) is None:
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self._store._body(Request("read", path, start, end))
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        store = self._pass("info", path)
+        if path in store.files:
+            return store._info_of(path)
+        if next(store._below(path), None) is None:
             raise FileNotFoundError(path)
         return {"name": path, "size": 0, "type": "directory"}
 
-    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        path = self._strip_protocol(path)
-        await self._store._pass(Request("list", path))
-        found = [self._store._info_of(path)] if path in self._store.files else list(self._store._below(path))
-        if not found:
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        store = self._pass("list", path)
+        infos = [store._info_of(path)] if path in store.files else list(store._below(path))
+        if not infos:
             raise FileNotFoundError(path)
-        return found if detail else [info["name"] for info in found]
+        return infos
 
-    async def _find(self, path: str, detail: bool = False, **_: Any) -> Any:
+    def find(self, path: str, **_: Any) -> Any:
         """Return all objects below a folder, in one request as of an object store; fsspec would walk its folders."""
-        path = self._strip_protocol(path)
-        await self._store._pass(Request("list", path))
-        found = {
-            name: self._store._info_of(name) for name in sorted(self._store.files.copy()) if _lies_below(name, path)
-        }
-        return found if detail else list(found)
+        store = self._pass("list", path)
+        return {name: store._info_of(name) for name in sorted(store.files.copy()) if _lies_below(name, path)}
 
-    async def _pipe_file(self, path: str, value: bytes, **_: Any) -> None:
-        path = self._strip_protocol(path)
-        await self._store._pass(Request("write", path))
-        self._store.files[path] = bytes(value)
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        self._pass("write", rpath).files[rpath] = Path(lpath).read_bytes()
 
-    async def _put_file(self, lpath: str, rpath: str, **_: Any) -> None:
-        await self._pipe_file(rpath, Path(lpath).read_bytes())
-
-    async def _rm_file(self, path: str, **_: Any) -> None:
-        path = self._strip_protocol(path)
-        await self._store._pass(Request("remove", path))
-        if self._store.files.pop(path, None) is None:
+    def rm_file(self, path: str, **_: Any) -> None:
+        if self._pass("remove", path).files.pop(path, None) is None:
             raise FileNotFoundError(path)
 
 

@@ -39,7 +39,6 @@ class Web:
 
 class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128  # ranks and workers come all at once
-    daemon_threads = False  # their end is waited for
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -64,18 +63,35 @@ class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None: ...  # a client that has gone away
 
 
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits for the acknowledgement of its header
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextlib.contextmanager
+def _running(handler: type[_Handler], *, is_awaited: bool) -> Iterator[str]:
+    """Run a server until the block ends, and the threads of its connections if they are awaited; yield its URL."""
+    server = _Server(("127.0.0.1", 0), handler)
+    server.daemon_threads = not is_awaited
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @contextlib.contextmanager
 def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
     """Serve a folder until the block ends."""
     web = Web(folder, ranges=ranges)
     lock = threading.Lock()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # or a body waits for the acknowledgement of its header
-
-        def log_message(self, *_: object) -> None: ...
-
+    class Handler(_Handler):
         def do_HEAD(self) -> None:
             self._answer(with_body=False)
 
@@ -113,16 +129,8 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
                             web.sent += sent
                             web.bytes_of[path.name] += sent
 
-    server = _Server(("127.0.0.1", 0), Handler)
-    web.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with _running(Handler, is_awaited=True) as web.url:
         yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +151,7 @@ def answering(answer: Callable[[Asked], Answer | None]) -> Iterator[tuple[str, l
     """Answer requests by a function, and give the address and what was asked; None breaks the connection."""
     asked: list[Asked] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, *_: object) -> None: ...
-
+    class Handler(_Handler):
         def do_GET(self) -> None:
             request = Asked(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
             asked.append(request)
@@ -166,16 +169,8 @@ def answering(answer: Callable[[Asked], Answer | None]) -> Iterator[tuple[str, l
 
         do_HEAD = do_CONNECT = do_GET  # noqa: N815 - the names that http.server looks for
 
-    server = _Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with _running(Handler, is_awaited=False) as url:
+        yield url, asked
 
 
 if __name__ == "__main__":

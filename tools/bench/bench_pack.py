@@ -161,7 +161,7 @@ def listing(count: int) -> None:
     found = list_samples(folders)
     report(f"listing {len(found.sizes):,} files", began)
     began = time.perf_counter()
-    plan = make_plan(found.stored_sizes(has_label=False), shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
+    plan = make_plan(found.stored_sizes(), shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
     report(f"planning {len(plan):,} shards", began)
 
 

@@ -1,4 +1,4 @@
-"""Local files: SHA-256 digests, atomic writes, and whether a path lies in a folder."""
+"""Local files: SHA-256 digests, atomic writes, locks, and whether a path lies in a folder."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import contextlib
 import errno
 import functools
 import hashlib
+import logging
 import mmap
 import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
+"""Error numbers of mounts without ``flock``, as Lustre and FUSE may be."""
+
+_log = logging.getLogger("wdsdist")
 
 
 def sha256(path: Path) -> str:
@@ -100,6 +106,46 @@ def _remove_left(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _LEFT_AFTER:
                 path.unlink()
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path,
+    *,
+    on_wait: Callable[[], object] = lambda: None,
+    timeout: float | None = None,
+    poll_seconds: float = 0.05,
+    optional: bool = False,
+) -> Iterator[None]:
+    """Hold the lock of a file. The system frees it when this process ends, however it ends.
+
+    Args:
+        path: the file, which stays when the lock is free.
+        on_wait: called if another process holds the lock, before this one waits for it.
+        timeout: longest wait in seconds; ``None`` for no limit.
+        poll_seconds: pause between two attempts.
+        optional: on a file system without locks, log a warning and hold nothing.
+
+    Raises ``TimeoutError`` after the longest wait, and any other ``OSError`` if the file cannot be locked.
+    """
+    from filelock import FileLock, Timeout  # not at the top: reading takes no lock
+
+    # A file in place of a lock would outlive a process that is killed, and the others would wait without end.
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(0)
+        except Timeout:
+            on_wait()
+            lock.acquire(-1 if timeout is None else timeout, poll_seconds)
+    except OSError as error:
+        if not optional or error.errno not in _NO_LOCKS:
+            raise
+        _log.warning("%s is on a file system without locks (flock): let one process at a time write there", path.parent)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def lies_in(path: Path, folder: Path) -> bool:

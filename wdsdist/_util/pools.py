@@ -209,23 +209,20 @@ def _threads(count: int) -> concurrent.futures.Executor:
     return executor
 
 
-class _CleanProcess(multiprocessing.context.ForkServerProcess):
-    """A process that does not import the main script of its parent."""
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
-        # A script without ``if __name__ == "__main__"`` would run again in the child, come to the same call, and wait
-        # there for the lock that its parent holds. What the workers run is all in wdsdist, so main can stay out.
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            return multiprocessing.context.ForkServerProcess._Popen(process_obj)
-        finally:
-            sys.modules["__main__"] = main
-
-
 class _CleanContext(multiprocessing.context.ForkServerContext):
-    Process = _CleanProcess
+    """Starts processes that do not import the main script of their parent."""
+
+    class Process(multiprocessing.context.ForkServerProcess):
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+            # A script without ``if __name__ == "__main__"`` would run again in the child, come to the same call, and
+            # wait there for the lock that its parent holds. What the workers run is all in wdsdist.
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                return multiprocessing.context.ForkServerProcess._Popen(process_obj)
+            finally:
+                sys.modules["__main__"] = main
 
 
 def _init_worker(values: dict[int, Carried[Any]] | bytes) -> None:
@@ -242,8 +239,8 @@ def _init_worker(values: dict[int, Carried[Any]] | bytes) -> None:
         torch.set_num_threads(1)
 
 
-def follow_parent() -> None:
-    """End this process when its ``multiprocessing`` parent ends, however that ends.
+def follow_parent() -> bool:
+    """End this process when its ``multiprocessing`` parent ends, however that ends; return whether that is new.
 
     A pool worker whose parent was killed would wait for tasks indefinitely, and could write beside the next run's
     workers. Torch's workers check for their parent only between two batches. They never notice that it is dead if it
@@ -251,9 +248,11 @@ def follow_parent() -> None:
     """
     global _following
     parent = multiprocessing.parent_process()
-    if parent is not None and _following != os.getpid():
-        _following = os.getpid()
-        threading.Thread(target=_end_with, args=(parent,), name="wdsdist-follow-parent", daemon=True).start()
+    if parent is None or _following == os.getpid():
+        return False
+    _following = os.getpid()
+    threading.Thread(target=_end_with, args=(parent,), name="wdsdist-follow-parent", daemon=True).start()
+    return True
 
 
 def _end_with(parent: Any) -> None:

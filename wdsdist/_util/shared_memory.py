@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
-import gc
 import mmap
 import os
 import pickle
@@ -151,9 +149,3 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
-
-
-@functools.cache
-def leave_inherited_objects() -> None:
-    """Exclude inherited objects from garbage collection in a forked worker: a visit to an object copies its page."""
-    gc.freeze()

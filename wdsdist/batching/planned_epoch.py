@@ -20,7 +20,7 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES
 from wdsdist.batching.block_plan import BlockPlan, BlockSamples, Rule, plan_block
-from wdsdist.distributed.kept import kept_arrays
+from wdsdist.distributed.run_once import kept_arrays
 from wdsdist.errors import StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.permutation import mix_key

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist._util.files import open_files_remedy
-from wdsdist._util.host import make_dirs
-from wdsdist._util.ownership import open_parent, why_not_own
+from wdsdist._util.host import make_dirs, open_parent, why_not_own
 from wdsdist.errors import CacheError, DestinationError, WdsdistError
 
 CATALOG = "catalog.sqlite"

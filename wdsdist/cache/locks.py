@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from sys import is_finalizing
 
-from wdsdist._util.ownership import is_owner
+from wdsdist._util.host import is_owner
 from wdsdist.errors import CacheError
 
 _FLOCK = struct.Struct("@hhqqi4x")

@@ -70,7 +70,22 @@ class Command(click.Command):
                     option = max(param.opts, key=len)
                     is_subject = message.startswith(f"{argument} ")
                     message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
-            raise click.ClickException(message) from error
+            raise click.ClickException(self.typed(message)) from error
+
+    def typed(self, message: str) -> str:
+        """Return a message with its advice as it is typed: ``--on-error skip`` in place of ``on_error='skip'``."""
+        for param in self.params:
+            if not isinstance(param, click.Option) or param.multiple:
+                continue
+            option, argument = max(param.opts, key=len), f" {param.name}="
+            values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
+            if param.is_flag:
+                values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
+            elif param.type is click.STRING:
+                values = {",": f"{option},", "": f"{option} "}
+            for value, words in values.items():
+                message = message.replace(f"{argument}{value}", f" {words}")
+        return message
 
 
 def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Command]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -143,60 +145,76 @@ def _pack(
     quiet: bool,
 ) -> None:
     """Pack a source, or each of its splits, and print what was recognised and written."""
-    from wdsdist.cli.run_once import once
+    from wdsdist.distributed.identity import identity
+    from wdsdist.distributed.run_once import data_download
     from wdsdist.packing.run import pack_splits, run
 
-    last: PackProgress | None = None
+    states: list[PackProgress] = []  # the first one and the last one
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         executor = stack.enter_context(_cluster(engine, address))
         shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: PackProgress) -> None:
-            nonlocal last
-            last = state
-            shown(state.bytes_done, state.bytes, _progress(state, time.monotonic() - began))
+            states[1:] = [state]
+            shown(state.bytes_done, state.bytes, _progress(state, states[0], time.monotonic() - began))
 
         def announce(found: Recognised) -> None:
+            states.clear()  # of an earlier split
             if not quiet:
                 _say_recognised(found, err=True)
 
         def pack(source: Any, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
-            more: dict[str, Any] = {"progress": show, "announce": announce}
             if splits:
-                return pack_splits(source, dest, executor=executor, **more, **options)
-            return {"": run(source, dest, Options(executor=executor, **options), **more)}
+                return pack_splits(source, dest, executor=executor, progress=show, announce=announce, **options)
+            return {"": run(source, dest, Options(executor=executor, **options), show, announce)}
 
-        manifests = once(pack, (source, dest, given), scope=scope, directory=dest, quiet=quiet)
+        once = pack
+        if identity().world_size > 1:
+            if not quiet:
+                logger = logging.getLogger("wdsdist")
+                logger.addHandler(_Echo())
+                logger.setLevel(logging.INFO)
+            # Once in each launch: `run` itself checks whether an earlier one has completed the work.
+            shared = Path(dest) if scope == "cluster" else None
+            once = data_download(scope=scope, directory=shared, force=True)(pack)
+        manifests = once(source, dest, given)
     for split, manifest in manifests.items() if not quiet else ():
         if split:
             say(f"split {split}:")
-        _sum_up(manifest, last, time.monotonic() - began)
+        _sum_up(manifest, states, time.monotonic() - began)
+
+
+class _Echo(logging.Handler):
+    """Prints log messages to standard error, such as that this process waits for the one that packs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"wdsdist: {record.getMessage()}", err=True)
 
 
 def _say_recognised(found: Recognised, *, err: bool = False) -> None:
+    command: Any = click.get_current_context().command
     for line in found.lines:
-        say(line.replace("class_folders=True", "--class-folders"), err=err)
+        say(command.typed(line), err=err)
 
 
-def _progress(state: PackProgress, seconds: float) -> str:
-    """Return the progress of packing as text."""
-    samples, shards = _of(state.samples_done, state.samples, "sample"), _of(state.shards_done, state.shards, "shard")
-    note = f"{samples}, {shards}"
+def _progress(state: PackProgress, first: PackProgress, seconds: float) -> str:
+    """Return the progress of packing since its ``first`` state as a string."""
+    note = f"{_of(state.samples_done, state.samples, 'sample')}, {_of(state.shards_done, state.shards, 'shard')}"
     if state.left_out:
         note += f", {state.left_out:,} left out"
-    if state.samples_done > state.samples_kept:
-        note += f", {(state.samples_done - state.samples_kept) / seconds:,.0f} samples/s"
+    if written := state.samples_done - first.samples_done:
+        note += f", {written / seconds:,.0f} samples/s"
     return note
 
 
-def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> None:
+def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> None:
     """Print a summary of the packed data set."""
     from wdsdist.packing.destination import REPORT
     from wdsdist.storage import shown as shown_location
 
     location = shown_location(manifest.base)
-    say(f"{'packed' if last else 'packed already'}: {contents(manifest)}, in {location}")
+    say(f"{'packed' if states else 'packed already'}: {contents(manifest)}, in {location}")
     if len(lengths := manifest.generations) > 1:
         more = counted(int(manifest.counts[lengths[-2] :].sum()), "sample")
         say(f"generation: {len(lengths):,}, which added {more} in {counted(lengths[-1] - lengths[-2], 'shard')}")
@@ -204,8 +222,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
     tar_bytes = manifest.num_tar_bytes
     overhead = tar_bytes - payload
     each = overhead / max(manifest.num_samples, 1)
-    note = "for tar's headers and padding"
-    say(f"overhead: {human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample, {note}")
+    amounts = f"{human(overhead)} over {human(payload)} of payload, {each:,.0f} B a sample"
+    say(f"overhead: {amounts}, for tar's headers and padding")
     if tar_bytes != manifest.num_bytes:
         say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
     images = manifest.extra.get("images", {})
@@ -213,8 +231,8 @@ def _sum_up(manifest: Manifest, last: PackProgress | None, seconds: float) -> No
         times = manifest.num_bytes / before
         form = "raw pixels" if images["store"] == "raw" else f"JPEG of quality {images['quality']}"
         say(f"images: as {form}, {human(manifest.num_bytes)} on disk, {times:.2g} times {human(before)} of the source")
-    if last and last.bytes_done > last.bytes_kept:
-        samples, size = last.samples_done - last.samples_kept, last.bytes_done - last.bytes_kept
+    if states and (size := states[-1].bytes_done - states[0].bytes_done):
+        samples = states[-1].samples_done - states[0].samples_done
         say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
     if left_out := manifest.extra.get("left_out"):
         say(f"left out: {counted(left_out, 'sample')}, listed in {location}/{REPORT}")

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +78,13 @@ def add_columns(
         )
         added = [field.name for field in requested]
         for field in requested:
-            columns.request(field, replace=replace)
+            sources = columns[field.name].sources
+            if not replace and field.source not in sources and any("tables" in source for source in sources):
+                raise ArgumentError(
+                    f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
+                )
+            if field.source not in sources:  # another way to make it: its values are dropped
+                columns[field.name] = _Column(None, [field.source])
         if not requested and new_join is None:
             added = [name for name in column_file.names(data) if columns.is_incomplete(name)]
         incomplete = list(filter(columns.is_incomplete, added))
@@ -89,13 +95,13 @@ def add_columns(
             joined = columns.joined(new_join)
             for name in joined.columns(only):
                 if column_file.is_free(name) or not name:
-                    _log.warning("the column %r of %s is left out: the shards say it", name, joined.report.tables)
+                    _log.warning("the column %r of %s is left out: the shards say it", name, joined.label)
                     continue
                 values, differing = arrays.filled_up(columns.values_of(name), joined.values(name), replace=replace)
                 if differing and not replace:
                     has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                     raise ArgumentError(
-                        f"{has} another {name!r} already than {joined.report.tables} says, so nothing was written: "
+                        f"{has} another {name!r} already than {joined.label} says, so nothing was written: "
                         f"pass replace=True to take the new values",
                         argument="replace",
                     )
@@ -154,19 +160,6 @@ class _Columns(dict[str, _Column]):
         self[name] = _Column(stored, [] if stored is None else stored.sources)
         return self[name]
 
-    def request(self, field: Field, *, replace: bool) -> None:
-        """Plan to make a column of members; a column that was made otherwise is dropped.
-
-        Raises `ArgumentError` if values would be dropped that were joined, unless ``replace`` is true.
-        """
-        sources = self[field.name].sources
-        if field.source not in sources:
-            if not replace and any("tables" in source for source in sources):
-                raise ArgumentError(
-                    f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
-                )
-            self[field.name] = _Column(None, [field.source])
-
     def is_incomplete(self, name: str) -> bool:
         """Return whether a column lacks shards, but has sources of their values."""
         stored, sources = self[name]
@@ -194,14 +187,18 @@ class _Columns(dict[str, _Column]):
         """Return the tables of a source, matched with the samples."""
         key = json.dumps(source)
         if key not in self._joins:
-            own = source["on"][0]
-            if self.is_incomplete(own):
-                values = self.values_of(own)
-            else:
-                values = ColumnReader(self.data, own).read(range(len(self.data.counts)))
-            tables = [self._open_table(path) for path in source["tables"]]
-            self._joins[key] = Join(self.data, tables, source["on"], values)
+            own, tables = source["on"][0], [self._open_table(path) for path in source["tables"]]
+            self._joins[key] = Join(self.data, tables, source["on"], functools.partial(self._parts_of, own))
         return self._joins[key]
+
+    def _parts_of(self, name: str) -> Iterator[Any]:
+        """Yield the values of a column that is made or not, shard by shard if it is in a file."""
+        if self.is_incomplete(name):
+            yield from self.values_of(name).chunks
+            return
+        reader = ColumnReader(self.data, name)
+        for shard in np.flatnonzero(self.data.counts).tolist():
+            yield from reader.read([shard]).chunks
 
     def read_members(self, names: Sequence[str]) -> None:
         """Read columns of members, in the shards that the file of any of them lacks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
 import math
@@ -102,9 +103,8 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-    rows, report = match(data, on, own, listed, label, argument)
-    is_found: npt.NDArray[np.bool_] = rows.is_valid().to_numpy()
-    return is_found, note | {"values": report.rows, "on": on, "samples": report.samples_matched}
+    rows, _ = match(data, on, lambda: own.chunks, lambda: [listed], len(listed), label, argument)
+    return rows >= 0, note | {"values": len(listed), "on": on, "samples": int((rows >= 0).sum())}
 
 
 def _read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:
@@ -112,7 +112,7 @@ def _read_list(location: str, on: str, options: storage.StorageOptions | None) -
     shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
     if kind_of(name):
         with opened(location, options) as table:
-            return arrays.concatenated(column(table, name_in(table, on)))
+            return arrays.concatenated([*column(table, name_in(table, on))]).combine_chunks()
     try:
         content = storage.read(location, options)
         if name.endswith(".gz"):
@@ -189,8 +189,7 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empt
     numbers, column = _numbers(manifest, by, "explode records")
     totals = _checked(np.ceil(numbers / width), "explode records")
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
-    numbers_in_record = np.arange(len(positions)) - starts[positions]
-    parts = np.stack((numbers_in_record, totals[positions]), axis=1).astype(np.uint32)
+    parts = np.stack((np.arange(len(positions)) - starts[positions], totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
     return _view(manifest, positions, step, parts, allow_empty=allow_empty)
 
@@ -271,25 +270,19 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
     number = as_number(values)
     if number is not None:
         return np.full(manifest.num_samples, number, np.float64), number
-    try:
+    numbers = np.zeros(0)
+    with contextlib.suppress(TypeError, ValueError):
         numbers = np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"to {what}, give a number, a column, or an array of numbers: {error}") from error
-    if numbers.shape != (manifest.num_samples,):
+    if values is None or numbers.shape != (manifest.num_samples,):
         raise ArgumentError(
-            f"to {what}, an array must have a number for each of the {manifest.num_samples:,} samples, in the order of "
-            f"data.column('key'): it has the shape {list(numbers.shape)}"
+            f"to {what}, give a number, a column, or an array with a number for each of the {manifest.num_samples:,} "
+            f"samples, in the order of data.column('key')"
         )
     return numbers, f"{counted(len(numbers), 'number')}, one a sample"
 
 
 def _view(
-    manifest: Manifest,
-    positions: Int64s,
-    step: dict[str, Any],
-    parts: npt.NDArray[np.uint32] | None = None,
-    *,
-    allow_empty: bool,
+    manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None, *, allow_empty: bool
 ) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 
@@ -320,6 +313,7 @@ def _points(manifest: Manifest, choice: str, seed: int, by: str = "key") -> npt.
     """
     turn = sum(choice in step and step.get("seed") == seed and step.get("by", by) == by for step in manifest.made_by)
     start = f"{choice}\0{turn}\0".encode()
-    strings = columns.column(manifest, by).cast("large_string").fill_null("").to_pylist()
+    chunks = columns.column(manifest, by).cast("large_string").fill_null("").chunks
+    strings = (string for chunk in chunks for string in chunk.to_pylist())
     hashes = (xxhash.xxh3_64_intdigest(start + string.encode(), seed) for string in strings)
     return (np.fromiter(hashes, np.uint64, manifest.num_samples) >> np.uint64(11)).astype(np.float64) * 2.0**-53

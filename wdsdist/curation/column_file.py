@@ -25,9 +25,8 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import atomic_write, lies_in, mapped
+from wdsdist._util.files import atomic_write, lies_in, locked, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
-from wdsdist._util.lock import locked
 from wdsdist.curation import arrays
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError
@@ -126,7 +125,10 @@ def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColu
     counts = np.array([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)], np.int64)
     sources = [dict(source) for source in notes["sources"]]
     is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
-    if notes["version"] != _VERSION or not is_column or len(ids) != len(counts) or not sources:
+    is_known = all(
+        len(source["on"]) == 2 if "tables" in source else [*source] in (["field"], ["probe"]) for source in sources
+    )
+    if notes["version"] != _VERSION or not (is_column and sources and is_known) or len(ids) != len(counts):
         raise ValueError("its parts do not fit together")
     group_of = {shard: group for group, shard in enumerate(ids.tolist())}
     groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
@@ -169,15 +171,13 @@ def writing(
         raise DestinationError("another process is adding columns to this data set: wait until it is done")
 
     try:
-        folder = prepare(manifest, output)
+        folder = _made_folder(manifest, output)
         work = folder / _WORK
         with locked(folder / LOCK, on_wait=refuse, optional=True):
-            if work.is_symlink():
-                raise DestinationError(f"{work} is a link: remove it")
-            shutil.rmtree(work, ignore_errors=True)  # of a call that was killed
+            shutil.rmtree(work, ignore_errors=True)  # of a call that was killed; a link stays, and is an error
             work.mkdir()
             try:
-                yield folder, functools.partial(write, manifest, work)
+                yield folder, functools.partial(_write, manifest, work)
                 for path in work.glob(f"*{SUFFIX}"):
                     path.replace(folder / path.name)
             finally:
@@ -191,7 +191,7 @@ def writing(
         ) from error
 
 
-def write(manifest: Manifest, folder: Path, name: str, values: Any, sources: Sequence[Source]) -> None:
+def _write(manifest: Manifest, folder: Path, name: str, values: Any, sources: Sequence[Source]) -> None:
     """Write a column file into a folder: the values of all samples of the data set, a chunked array."""
     pa = pyarrow()
     if values.null_count == len(values) and len(values):
@@ -256,8 +256,8 @@ def folders(manifest: Manifest) -> list[str]:
     return [storage.join(home, FOLDER)]
 
 
-def prepare(manifest: Manifest, output: Path | None) -> Path:
-    """Make the folder that columns are written to, and remember it if the user chose it with ``output``.
+def _made_folder(manifest: Manifest, output: Path | None) -> Path:
+    """Return the folder that columns are written to; make it, and remember it if the user chose it with ``output``.
 
     Raises `DestinationError` if it lies in a store, or leads out of the data set.
     """

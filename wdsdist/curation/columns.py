@@ -7,13 +7,13 @@ packed, and if it has classes, ``cls`` and ``cls.name``. The lengths that batche
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
@@ -92,10 +92,15 @@ def keep_classes(manifest: Manifest, used: Collection[str]) -> None:
 class ColumnReader:
     """The values of one column of one data set or view, by shard.
 
+    Args:
+        manifest: the data set or view.
+        name: of the column.
+        item_sizes: bytes of an item of raw arrays by extension, for ``<ext>.tokens`` without a file.
+
     Raises `ArgumentError` if there is no such column, `IndexFormatError` if its file cannot be used.
     """
 
-    def __init__(self, manifest: Manifest, name: str) -> None:
+    def __init__(self, manifest: Manifest, name: str, item_sizes: Mapping[str, int] | None = None) -> None:
         self.manifest, self.name = manifest, check_column("the name of a column", name)
         self._whole, is_class = manifest.whole, _has_classes(manifest, name)
         self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
@@ -112,9 +117,10 @@ class ColumnReader:
                 f"data set has now: run `wdsdist columns` on it, which adds the rest"
             )
         extension, _, what = name.rpartition(".")
-        self._item_size = _item_size(manifest, extension) if what == "tokens" else 1
-        is_member = what == BYTES and extension in extensions_in(manifest)
-        self._is_size = name == BYTES or is_member or (what == "tokens" and self._item_size > 0)
+        self._item_size = int(what == BYTES)
+        if what == "tokens":
+            self._item_size = _item_size(manifest, extension) or (item_sizes or {}).get(extension, 0)
+        self._is_size = name == BYTES or (self._item_size > 0 and extension in extensions_in(manifest))
         is_known = self._is_size or self.is_part or is_class or name in (KEY, SHARD)
         if self.stored is None and not is_known:
             raise unknown(manifest, name)
@@ -168,8 +174,8 @@ class ColumnReader:
         values = self.of_shard(number)
         missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
         if str(values.type) == "large_string":
-            digests = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in values.to_pylist())
-            return np.frombuffer(b"".join(digests), "<u8"), missing
+            hashes = (xxhash.xxh3_64_intdigest(string.encode()) for string in values.to_pylist())
+            return np.fromiter(hashes, np.uint64, len(values)), missing
         return values.to_numpy(zero_copy_only=False), missing
 
     def _sizes(self, index: ShardIndex) -> tuple[Int64s, npt.NDArray[np.bool_]]:
@@ -218,20 +224,20 @@ class ColumnLookup:
     def __init__(self, manifest: Manifest, name: str, item_sizes: Mapping[str, int] | None = None) -> None:
         self.manifest, self.name, self._item_sizes = manifest, name, dict(item_sizes or {})
         self._kept: OrderedDict[int, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = OrderedDict()
-        self._item_size, (extension, _, what) = 1, name.rpartition(".")
-        parts = {number: part for number, part in enumerate(manifest.data_sets) if part.num_samples}
         try:
-            self._readers = {number: ColumnReader(part, name) for number, part in parts.items()}
+            self._readers = {
+                number: ColumnReader(part, name, item_sizes)
+                for number, part in enumerate(manifest.data_sets)
+                if part.num_samples
+            }
         except ArgumentError as error:
+            extension, _, what = name.rpartition(".")
             if what != "tokens" or name in names(manifest):
                 raise
-            if extension not in self._item_sizes:
-                raise ArgumentError(
-                    f"{error}; `wdsdist columns {manifest.shown} --probe {name}` counts the items of .npy and .json "
-                    f'members, and decode={{"{extension}": np.int32}} tells the bytes of an item of raw arrays'
-                ) from None
-            self._item_size = self._item_sizes[extension]
-            self._readers = {number: ColumnReader(part, f"{extension}.bytes") for number, part in parts.items()}
+            raise ArgumentError(
+                f"{error}; `wdsdist columns {manifest.shown} --probe {name}` counts the items of .npy and .json "
+                f'members, and decode={{"{extension}": np.int32}} tells the bytes of an item of raw arrays'
+            ) from None
 
     def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
         """Return the value of each sample: int64, float64 or bool; of strings uint64, a hash of each.
@@ -241,11 +247,11 @@ class ColumnLookup:
         order = np.argsort(shards, kind="stable")
         firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         result: npt.NDArray[Any] | None = None
-        for places in np.split(order, firsts[1:]) if len(firsts) else ():
-            values = self._values(int(shards[places[0]]), samples[places])
+        for same_shard in np.split(order, firsts[1:]) if len(firsts) else ():
+            values = self._values(int(shards[same_shard[0]]), samples[same_shard])
             if result is None:
                 result = np.empty(len(shards), values.dtype)
-            result[places] = values
+            result[same_shard] = values
         return np.zeros(0, np.int64) if result is None else result
 
     @property
@@ -264,11 +270,11 @@ class ColumnLookup:
                 self._kept.popitem(last=False)
         values, missing = self._kept[shard]
         picks = reader.manifest.picks
-        places: Any = samples if picks is None or reader.is_part else picks.of_shard(number)[samples]
-        if missing[places].any():
+        rows: Any = samples if picks is None or reader.is_part else picks.of_shard(number)[samples]
+        if missing[rows].any():
             raise ArgumentError(
                 f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: "
                 f"choose the others, as in data.select('\"{self.name}\" IS NOT NULL')"
             )
-        taken: npt.NDArray[Any] = values[places]
-        return taken // self._item_size if self._item_size > 1 else taken
+        taken: npt.NDArray[Any] = values[rows]
+        return taken

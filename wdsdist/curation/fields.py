@@ -50,12 +50,29 @@ def kind_of(extension: str) -> str:
     return extension.lower().removesuffix(".gz").rpartition(".")[2]
 
 
-def decoded(extension: str, data: bytes) -> Any:
-    """Return the value of a small member: a JSON value, an integer, or a string.
+def value_at(value: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path in a member; ``None`` if there is nothing. Objects and lists become JSON text.
 
-    Raises ``ValueError`` if it is not of its kind.
+    A part of the path is a name in an object, the number of an item in a list, or ``length`` of a string.
+
+    >>> value_at({"a": {"b": [5, 6]}}, ("a", "b", "1")), value_at({"a": [1, {}]}, ("a",)), value_at("ab", ("length",))
+    (6, '[1, {}]', 2)
     """
-    name = extension.lower()
+    for part in path:
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        elif isinstance(value, str) and part == "length":
+            value = len(value)
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
+
+
+def _member(head: Head) -> Any:
+    """Return the value of a small member: a JSON value, an integer, or a string. Raises ``ValueError``."""
+    if head.size > MOST_BYTES:
+        raise ValueError(f"it has {head.size:,} bytes, more than the {MOST_BYTES:,} of a small member")
+    data, name = head(0, head.size), head.extension.lower()
     try:
         while name.endswith(".gz"):
             data, name = compression.unzip(data, MOST_BYTES), name[:-3]
@@ -65,28 +82,6 @@ def decoded(extension: str, data: bytes) -> Any:
         raise ValueError("its JSON is nested too deeply") from None
     except (SampleError, EOFError, zlib.error) as error:
         raise ValueError(str(error)) from None
-
-
-def value_at(value: Any, path: tuple[str, ...]) -> Any:
-    """Return the value at a path in a JSON value; ``None`` if there is nothing. Objects and lists become JSON text.
-
-    A part of the path is a name in an object, or the number of an item in a list.
-
-    >>> value_at({"a": {"b": [5, 6]}}, ("a", "b", "1")), value_at({"a": [1, {}]}, ("a",)), value_at({}, ("a",))
-    (6, '[1, {}]', None)
-    """
-    for part in path:
-        if isinstance(value, list):
-            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
-
-
-def _member(head: Head) -> Any:
-    if head.size > MOST_BYTES:
-        raise ValueError(f"it has {head.size:,} bytes, more than the {MOST_BYTES:,} of a small member")
-    return decoded(head.extension, head(0, head.size))
 
 
 def _num_items(value: Any) -> int:
@@ -169,14 +164,8 @@ class Field(NamedTuple):
             member, path = ".".join(parts[:count]), tuple(parts[count:])
             present = tuple(name for name in (member, f"{member}.gz") if name in known)
             if present:
-                return _Reading(present, _member, functools.partial(_value_of_member, kind_of(member) in JSON, path))
+                return _Reading(present, _member, functools.partial(value_at, path=path))
         return None
-
-
-def _value_of_member(is_json: bool, path: tuple[str, ...], value: Any) -> Any:
-    if is_json or not path:
-        return value_at(value, path)
-    return len(value) if path == ("length",) and isinstance(value, str) else None
 
 
 def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> list[Field]:

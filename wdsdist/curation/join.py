@@ -8,15 +8,20 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
 from wdsdist.curation import arrays, column_file, fields
 from wdsdist.curation.columns import ColumnReader
+from wdsdist.curation.query import connected
 from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
@@ -25,8 +30,12 @@ from wdsdist.shards.spellings import matching
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
+Arrays = Callable[[], Iterable[Any]]
+"""Gives the values of a column as arrays, part by part, each time that it is called."""
 Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_MEMORY = 6 << 30
+"""Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _ROWS = 1_000_000
 _LOOKED_AT = 200
 """Samples whose values are compared with a table that no sample is in."""
@@ -34,28 +43,6 @@ _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
 
 _log = logging.getLogger("wdsdist")
-
-
-class JoinReport(NamedTuple):
-    """How the rows of tables and the samples of a data set matched."""
-
-    tables: str
-    on: str
-    rows: int
-    rows_repeated: int
-    """Rows with the key of an earlier row, which counts."""
-    rows_unmatched: int
-    """Rows without a sample."""
-    samples_matched: int
-    samples_unmatched: int
-    """Samples without a row."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tables} by {self.on}: rows {self.rows:,}, {self.rows_unmatched:,} of them without a sample, "
-            f"{self.rows_repeated:,} with the key of an earlier row; samples matched {self.samples_matched:,}, "
-            f"{self.samples_unmatched:,} without a row"
-        )
 
 
 def table_paths(
@@ -72,9 +59,9 @@ def table_paths(
         raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
     locations = [storage.normalise(os.fspath(table)) for table in paths]
     options = manifest.client_options if storage_options is None else storage.named(storage_options, locations)
-    found = [path for location in locations for path in matching(location, options)]
-    found = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in found]
-    return {storage.shown(path): path for path in found}, options
+    files = [path for location in locations for path in matching(location, options)]
+    files = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in files]
+    return {storage.shown(path): path for path in files}, options
 
 
 @contextlib.contextmanager
@@ -99,32 +86,60 @@ def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Ta
 
 
 def match(
-    data: Manifest, own: str, samples: Any, keys: Any, label: str, argument: str = "on"
-) -> tuple[Any, JoinReport]:
-    """Match samples with rows by a value of each, compared as strings.
+    data: Manifest, own: str, samples: Arrays, keys: Arrays, num_rows: int, label: str, argument: str = "on"
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """Match samples with rows by a value of each, compared as strings; of rows with the same value the first counts.
 
     Args:
         data: the data set or view.
         own: the column of the samples that is compared.
-        samples, keys: its values, and the values of the rows: chunked arrays, or arrays.
+        samples: gives its values, part by part.
+        keys: gives the values of the rows, part by part.
+        num_rows: how many these are.
         label: the name of the rows in messages.
         argument: named by the error if no row matches a sample.
 
     Returns:
-        an array [samples], the first row of each sample or null; and how rows and samples matched.
+        int64 [samples], the row of each sample or -1; and bool [rows], whether a row has a sample.
 
     Raises `ArgumentError` if no row matches.
     """
-    compute = pyarrow().compute
-    samples, keys = samples.cast("large_string"), keys.cast("large_string")
-    rows = compute.index_in(samples, value_set=keys, skip_nulls=True)
-    unmatched = rows.null_count
-    if len(keys) and len(samples) and unmatched == len(samples):
+    pa, failed = pyarrow(), list[Exception]()
+    schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
+
+    def numbered(parts: Iterable[Any]) -> Iterator[Any]:
+        first = 0
+        try:
+            for part in parts:
+                numbers = pa.array(np.arange(first, first + len(part)))
+                yield pa.record_batch([numbers, part.cast("large_string")], schema=schema)
+                first += len(part)
+        except Exception as error:  # DuckDB would raise another one in its place
+            failed.append(error)
+            raise
+
+    rows, is_matched = np.full(data.num_samples, num_rows), np.zeros(num_rows, bool)
+    memory = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
+    with (
+        tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
+        connected("join=", temp_directory=scratch, memory_limit=f"{memory}B") as connection,
+    ):
+        for name, parts in (("samples", samples()), ("rows", keys())):
+            connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(parts)))
+        try:
+            pairs = connection.sql("SELECT samples.n, rows.n FROM samples JOIN rows USING (key)")
+            for batch in pa.RecordBatchReader.from_stream(pairs):
+                matching, row = (column.to_numpy() for column in batch.columns)
+                np.minimum.at(rows, matching, row)
+                is_matched[row] = True
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
+    has_row = rows < num_rows
+    if num_rows and len(rows) and not has_row.any():
         raise ArgumentError(_advice(data, own, samples, keys, label), argument=argument)
-    matched = compute.sum(compute.is_in(keys, value_set=samples, skip_nulls=True)).as_py() or 0
-    repeated = matched - compute.count_distinct(rows).as_py()
-    counts = len(keys), repeated, len(keys) - matched, len(samples) - unmatched, unmatched
-    return rows, JoinReport(label, own, *counts)
+    return np.where(has_row, rows, -1), is_matched
 
 
 def name_in(table: Table, on: str) -> str:
@@ -140,11 +155,11 @@ def name_in(table: Table, on: str) -> str:
     )
 
 
-def column(table: Table, name: str) -> list[Any]:
-    """Return the values of a column of a table, as arrays. Raises `SourceError` if they are nested."""
+def column(table: Table, name: str) -> Iterator[Any]:
+    """Yield the values of a column of a table, as arrays. Raises `SourceError` if they are nested."""
     metadata = table.schema.field(name).metadata
     try:
-        return [arrays.plain(batch.column(0), metadata) for batch in table.batches([name], rows=_ROWS)]
+        yield from (arrays.plain(batch.column(0), metadata) for batch in table.batches([name], rows=_ROWS))
     except pyarrow().ArrowInvalid as error:
         raise SourceError(f"{table.label}: samples cannot be matched by {name!r}: {error}") from error
 
@@ -156,18 +171,29 @@ class Join:
         data: the data set.
         tables: the tables.
         on: the name of the samples' column that is compared, and the name of the tables' column.
-        values: of the samples' column: a chunked array.
+        samples: gives the values of the samples' column, part by part.
 
     Raises `ArgumentError` if a table lacks the column or no row matches, `SourceError` if values are nested.
     """
 
-    def __init__(self, data: Manifest, tables: Sequence[Table], on: Sequence[str], values: Any) -> None:
+    def __init__(self, data: Manifest, tables: Sequence[Table], on: Sequence[str], samples: Arrays) -> None:
         self._tables, self._keys = tables, [name_in(table, on[1]) for table in tables]
-        keys = [part for table, key in zip(tables, self._keys, strict=True) for part in column(table, key)]
-        label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
-        self._rows, self.report = match(data, on[0], values, arrays.concatenated(keys), label)
-        is_partial = self.report.rows_unmatched or self.report.samples_unmatched or self.report.rows_repeated
-        _log.log(logging.WARNING if is_partial else logging.INFO, "joined %s", self.report)
+        self.label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
+
+        def keys() -> Iterator[Any]:
+            for table, key in zip(tables, self._keys, strict=True):
+                yield from column(table, key)
+
+        num_rows = sum(table.num_rows for table in tables)
+        self._rows, is_matched = match(data, on[0], samples, keys, num_rows, self.label)
+        num_used, matched = len(np.unique(self._rows[self._rows >= 0])), int(is_matched.sum())
+        unmatched = int((self._rows < 0).sum())
+        _log.log(
+            logging.WARNING if unmatched or num_used < num_rows else logging.INFO,
+            f"joined {self.label} by {on[0]}: rows {num_rows:,}, {num_rows - matched:,} of them without a sample, "
+            f"{matched - num_used:,} with the key of an earlier row; samples matched {len(self._rows) - unmatched:,}, "
+            f"{unmatched:,} without a row",
+        )
 
     def columns(self, only: Collection[str] | None) -> list[str]:
         """Return the names of the tables' columns but the key, without columns of nested values; or only some.
@@ -186,19 +212,25 @@ class Join:
 
     def values(self, name: str) -> Any:
         """Return the values of a column of the tables for the samples, as an array."""
-        parts = []
+        parts = list[Any]()
         for table in self._tables:
             parts += column(table, name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
-        return arrays.concatenated(parts).combine_chunks().take(self._rows)
+        rows = pyarrow().array(self._rows, mask=self._rows < 0)
+        return arrays.concatenated(parts).combine_chunks().take(rows)
 
 
-def _advice(data: Manifest, own: str, samples: Any, keys: Any, label: str) -> str:
-    """Return an error that shows a value of each side, and names the column whose values look like the tables'."""
-    listed = set(keys.to_pylist())
-    sample, row = (next(iter(values.drop_null().slice(0, 1).to_pylist()), None) for values in (samples, keys))
-    patterns = {_pattern(value) for value in keys.drop_null().slice(0, _LOOKED_AT).to_pylist()}
+def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str) -> str:
+    """Return an error that shows a value of each side, and names the column whose values look like the rows'."""
+    sample, row = (
+        next(
+            (value for part in parts() for value in part.cast("large_string").drop_null().slice(0, 1).to_pylist()), None
+        )
+        for parts in (samples, keys)
+    )
+    listed = [value for part in keys() for value in part.cast("large_string").drop_null().to_pylist()]
+    known, patterns = set(listed), {_pattern(value) for value in listed[:_LOOKED_AT]}
     alike = {
-        name: (len(listed.intersection(values)), sum(_pattern(value) in patterns for value in values))
+        name: (len(known.intersection(values)), sum(_pattern(value) in patterns for value in values))
         for name, values in examples(data).items()
         if name != own
     }

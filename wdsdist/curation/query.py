@@ -1,4 +1,4 @@
-"""SQL expressions over columns, which DuckDB evaluates without a way to files, network or settings."""
+"""DuckDB without a way to files, network or settings, and SQL expressions over columns that it evaluates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 _TABLE, _ROW = "some of the samples", "number of the row"
-_SETTINGS = {
-    "enable_progress_bar": False, "enable_external_access": False, "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False, "python_enable_replacements": False, "preserve_insertion_order": False,
-    "lock_configuration": True,
-}  # fmt: skip
-"""Settings of DuckDB, in order: an expression reaches no file, network, variable of Python, or setting."""
 _ROWS = 4_000_000
 """Samples of one query, about, which bounds memory."""
+
+
+def connected(purpose: str, **config: str) -> Any:
+    """Connect to a DuckDB database in memory, which reaches no file, network, variable of Python, or setting."""
+    connection = extra("duckdb", "tables", purpose).connect(":memory:", config={"temp_directory": "", **config})
+    for setting in (
+        "enable_progress_bar", "enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions",
+        "python_enable_replacements", "preserve_insertion_order",
+    ):  # fmt: skip
+        connection.execute(f"SET {setting} = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
 
 
 def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
@@ -37,9 +43,7 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
     pa, duckdb, first = pyarrow("where="), extra("duckdb", "tables", "where="), 0
     is_chosen = np.zeros(manifest.num_samples, np.bool_)
-    with duckdb.connect(":memory:", config={"temp_directory": ""}) as connection:
-        for setting, value in _SETTINGS.items():
-            connection.execute(f"SET {setting} = {value}")
+    with connected("where=") as connection:
         used = _columns(connection, where)
         keep_classes(manifest, used)
         for part in manifest.data_sets:

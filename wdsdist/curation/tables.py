@@ -151,8 +151,8 @@ class _Group(NamedTuple):
     first: int
     """The number of the first row in that file."""
     num_rows: int
-    read: Callable[[list[str]], Any]
-    """Returns some columns as a ``pyarrow.Table``."""
+    read: Callable[[list[str]], Any] = list
+    """Returns some columns as a ``pyarrow.Table``, unless the table reads its groups itself."""
 
 
 class Table:
@@ -228,11 +228,9 @@ class DatasetTable(Table):
     """The rows that a ``Dataset`` selects; its files are not opened here, as its rows may lie in memory alone."""
 
     def __init__(self, dataset: Any, label: str) -> None:
-        self._dataset, count = dataset.with_format("arrow"), len(dataset)
-        groups = []
-        for first in range(0, count, _DATASET_ROWS):
-            last = min(first + _DATASET_ROWS, count)
-            groups.append(_Group(label, first, last - first, functools.partial(_rows_of, self._dataset, first, last)))
+        self._dataset = dataset.with_format("arrow")
+        firsts = range(0, len(dataset), _DATASET_ROWS)
+        groups = [_Group(label, first, min(_DATASET_ROWS, len(dataset) - first)) for first in firsts]
         super().__init__(label, self._dataset[:0].schema, groups)
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
@@ -240,11 +238,8 @@ class DatasetTable(Table):
         return self._dataset.select_columns(names)[rows.tolist()].select(names)
 
     def _read(self, group: int, names: list[str]) -> Any:  # keeps nothing: the table travels to other processes
-        return self._groups[group].read(names)
-
-
-def _rows_of(dataset: Any, first: int, last: int, names: list[str]) -> Any:
-    return dataset.select_columns(names)[first:last].select(names)
+        first, last = self.starts[group : group + 2].tolist()
+        return self._dataset.select_columns(names)[first:last].select(names)
 
 
 def _parquet(paths: list[Path], label: str) -> Table:
@@ -279,19 +274,15 @@ def _arrow(paths: list[Path], label: str) -> Table:
             file = pa.ipc.open_stream(content)
             batches = list(file)
         schemas.append(file.schema)
-        groups += groups_of(batches, path)
+        groups += _groups_of(batches, path)
     return Table(label, _schema_of(schemas, paths), groups)
 
 
-def groups_of(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[_Group]:
+def _groups_of(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[_Group]:
     """Yield record batches as groups of rows of a file, whose first row has the number ``first`` in messages."""
     for batch in batches:
-        yield _Group(file, first, len(batch), functools.partial(_select, batch))
+        yield _Group(file, first, len(batch), pyarrow().Table.from_batches([batch]).select)
         first += len(batch)
-
-
-def _select(batch: Any, names: list[str]) -> Any:
-    return pyarrow().Table.from_batches([batch.select(names)])
 
 
 def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:
@@ -377,7 +368,7 @@ def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | No
     strings[-1] = strings[-1].slice(0, len(strings[-1]) - 1)
     columns = {name: [batch.column(name) for batch in strings] for name in names if name}
     schema = pa.schema([pa.field(name, _csv_type(parts)) for name, parts in columns.items()])
-    return Table(label, schema, [*groups_of(strings, label, first=2)], bad)
+    return Table(label, schema, [*_groups_of(strings, label, first=2)], bad)
 
 
 def _csv_type(parts: list[Any]) -> Any:
@@ -426,7 +417,7 @@ def _json_lines(path: Path, label: str, skips: bool, scratch: Path | None) -> Ta
             pa.record_batch([[values(row, field) for row in part] for field in fields], schema=schema)
             for part in iter(lambda: list(itertools.islice(rows, _ROWS)), [])
         )
-        return Table(label, schema, [*groups_of(_mapped(schema, batches, scratch), label, first=1)], bad)
+        return Table(label, schema, [*_groups_of(_mapped(schema, batches, scratch), label, first=1)], bad)
 
 
 def _objects(stream: Any, label: str, bad: dict[int, str] | None) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import check_readable
 from wdsdist.curation.picks import MAGIC, VERSION, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
@@ -42,11 +41,7 @@ def save(manifest: Manifest, path: Path) -> Path:
         index = os.path.abspath(index)  # noqa: PTH100 - a view beside or below its data can be moved with it
         if path.is_relative_to(Path(index).parent) or Path(index).is_relative_to(path.parent):
             index = os.path.relpath(index, path.parent)
-    header = {
-        "data": index,
-        "fingerprint": manifest.whole.fingerprint,
-        "made_by": list(manifest.made_by),
-    }
+    header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         array_file.save(path, MAGIC, VERSION, header, manifest.picks.arrays)
@@ -74,22 +69,13 @@ def count_differing(path: str, other: str) -> int:
 def is_view(location: str, options: storage.StorageOptions) -> bool:
     """Return whether there is a view file at a path or URL."""
     try:
-        if storage.is_remote(location):
-            return storage.read(location, options, stop=array_file.MAGIC_BYTES) == MAGIC
-        path = storage.local_path(location)
-        check_readable(path)
-        with path.open("rb") as stream:
-            return stream.read(array_file.MAGIC_BYTES) == MAGIC
+        return storage.read(location, options, stop=array_file.MAGIC_BYTES) == MAGIC
     except OSError:
         return False
 
 
 def load(
-    location: str,
-    options: storage.StorageOptions,
-    open_index: Callable[[str], Manifest],
-    *,
-    allow_elsewhere: bool,
+    location: str, options: storage.StorageOptions, open_index: Callable[[str], Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
     """Load a view, and the data set that it is of.
 
@@ -102,8 +88,8 @@ def load(
     Raises `IndexFormatError` if the file is damaged, its data set has other samples now, or lies elsewhere and is not
     allowed.
     """
-    picks, place, header = read(location, options, allow_elsewhere=allow_elsewhere)
-    whole = open_index(place)
+    picks, index, header = read(location, options, allow_elsewhere=allow_elsewhere)
+    whole = open_index(index)
     covered = len(picks.stored_counts)
     if covered <= len(whole.counts):  # the data set may have grown since
         then = whole.prefix(covered)

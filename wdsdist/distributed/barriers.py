@@ -96,7 +96,7 @@ def _lead(job: Job, seconds: float, deadline: float) -> dict[str, str]:
         ranks = sorted(pending)
         for rank, note in zip(ranks, job.read([f"rank/{rank}" for rank in ranks]), strict=True):
             is_alive = note.get("word") == word
-            if "failure" in note and job.is_current(note):
+            if note.get("failure") and job.is_current(note):
                 outcome = _failed(rank, note)
             elif is_alive and note["number"] == number:
                 pending.discard(rank)
@@ -137,7 +137,7 @@ def _follow(job: Job, seconds: float, deadline: float) -> dict[str, str]:
             if answer["number"] == number:
                 return dict(answer["outcome"])
         if job.is_current(leader):
-            if "failure" in leader:
+            if leader.get("failure"):
                 return _failed(0, leader)
             if leader["number"] > number or (leader["number"] == number and "outcome" in leader):
                 outcome = leader.get("outcome", {})
@@ -154,7 +154,7 @@ def _follow(job: Job, seconds: float, deadline: float) -> dict[str, str]:
             missing = [0]
             notes = job.read([f"rank/{rank}" for rank in range(1, job.world_size)])
             for rank, note in enumerate(notes, 1):
-                if job.is_current(note) and "failure" in note:
+                if job.is_current(note) and note.get("failure"):
                     return _failed(rank, note)
                 if not job.is_current(note) or note["number"] < number:
                     missing.append(rank)
@@ -184,18 +184,11 @@ def _late(missing: list[int], job: Job, waiter: int, seconds: float) -> dict[str
 
 
 def post_failure(message: str) -> None:
-    """Post the failure of this rank in the job store: barriers raise it on every rank. Without a store, do nothing."""
+    """Post the failure of this rank in the job store, if any, so that barriers raise it everywhere; "" withdraws it."""
     global _posted
+    job, _posted = _posted, None
     with contextlib.suppress(*_UNREACHABLE):
-        if (job := current_job()) is not None:
+        if message:
+            job = _posted = current_job()
+        if job is not None:
             job.write(f"rank/{job.rank}", number=job.barriers, failure=message[:4000])
-            _posted = job
-
-
-def withdraw_failure() -> None:
-    """Withdraw the failure that this process has posted, if any."""
-    global _posted
-    if _posted is not None:
-        job, _posted = _posted, None
-        with contextlib.suppress(*_UNREACHABLE):
-            job.write(f"rank/{job.rank}", number=job.barriers)

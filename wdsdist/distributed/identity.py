@@ -1,15 +1,19 @@
-"""Rank, world size, local rank and node rank of this process, and the replica whose samples it reads."""
+"""Rank, world size, local rank and node rank of this process, the replica whose samples it reads, and the run."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import reprlib
+import socket
 import sys
+import time
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal
 
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
@@ -92,14 +96,7 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
 
 
 def process_group() -> Any | None:
-    """Return the module ``torch.distributed`` if its default process group exists, without importing it.
-
-    Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("sys.modules", {"torch.distributed": None}):  # as if nobody has imported it
-        ...     process_group() is None
-        True
-    """
+    """Return the module ``torch.distributed`` if its default process group exists, without importing it."""
     dist = sys.modules.get("torch.distributed")
     # A torch built without distributed, or one that is being imported just now, lacks some of these names.
     available = getattr(dist, "is_available", None)
@@ -112,74 +109,57 @@ def _detect() -> Identity:
     """Return the identity from torch.distributed, or else from the launcher."""
     dist = process_group()
     if dist is None:
-        return _launched() or _unlaunched()
+        return _launched()
     rank, world = dist.get_rank(), dist.get_world_size()
     # Rank and world size come from the process group, so a broken variable is no error.
     with contextlib.suppress(ArgumentError):
         launched = _launched()
         # Processes spawned inside one launched task all inherit its LOCAL_RANK, which says nothing about them.
-        if launched is not None and (launched.rank, launched.world_size) == (rank, world):
+        if (launched.rank, launched.world_size) == (rank, world):
             return replace(launched, source="torch.distributed")
     return Identity(rank, world, rank, world, 0, "torch.distributed")
 
 
-class _Launcher(NamedTuple):
-    """The names of a launcher's environment variables."""
-
-    source: Source
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
-    node_rank: str = ""
-    """Without one, the node is worked out."""
-
-
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
-_LAUNCHERS = (
-    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+_LAUNCHERS: tuple[tuple[Source, str, str, str, str, str], ...] = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     # A batch script without srun has SLURM_PROCID=0 and SLURM_NTASKS=8 for one lone process. Only srun sets
     # SLURM_STEP_NUM_TASKS, so nothing else is believed.
-    _Launcher("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _SLURM_TASKS, "SLURM_NODEID"),
-    # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it.
-    _Launcher(
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _SLURM_TASKS, "SLURM_NODEID"),
+    # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it: the node is worked out.
+    (
         "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", "",
     ),
 )  # fmt: skip
+"""The environment variables of each launcher: rank, world size, local rank, local world size and node rank."""
 
 
-def _launched() -> Identity | None:
+def _launched() -> Identity:
     """Return the identity from the first launcher that has set rank and world size, checked and completed."""
-    for names in _LAUNCHERS:
-        rank, world = _variable(names.rank), _variable(names.world_size)
+    for source, of_rank, of_world, of_local, of_size, of_node in _LAUNCHERS:
+        rank, world = _variable(of_rank), _variable(of_world)
         if rank is None or world is None:
             continue
         if rank >= world:
-            raise ArgumentError(f"{names.rank} is {rank} but {names.world_size} is {world}: ranks begin at 0")
-        node = _variable(names.node_rank)
-        size = _slurm_tasks(node or 0) if names.source == "slurm" else _variable(names.local_world_size)
-        name, size = (names.world_size, world) if size is None else (names.local_world_size, size)
-        local = _variable(names.local_rank)
+            raise ArgumentError(f"{of_rank} is {rank} but {of_world} is {world}: ranks begin at 0")
+        node = _variable(of_node) if of_node else None
+        size = _slurm_tasks(node or 0) if source == "slurm" else _variable(of_size)
+        name, size = (of_world, world) if size is None else (of_size, size)
+        local = _variable(of_local)
         if (local or 0) >= size:
             raise ArgumentError(
-                f"{names.local_rank} is {local} but {name} says that there are {size} processes on this node: local "
-                f"ranks begin at 0"
+                f"{of_local} is {local} but {name} says that there are {size} processes on this node: local ranks "
+                f"begin at 0"
             )
         local = rank % size if local is None else local
-        return Identity(rank, world, local, size, rank // size if node is None else node, names.source)
-    return None
-
-
-def _unlaunched() -> Identity:
+        return Identity(rank, world, local, size, rank // size if node is None else node, source)
     rank, world = _variable("RANK"), _variable("WORLD_SIZE")
     # One variable without the other would quietly make every process rank 0 of 1: each would read everything.
-    if rank:
-        raise ArgumentError(f"RANK is {rank} but WORLD_SIZE is not set: set both, as torchrun does, or neither")
-    if world is not None and world > 1:
+    lone = f"RANK is {rank} but WORLD_SIZE" if rank else f"WORLD_SIZE is {world} but RANK" if (world or 0) > 1 else ""
+    if lone:
         raise ArgumentError(
-            f"WORLD_SIZE is {world} but RANK is not set: call torch.distributed.init_process_group first, "
-            "or set both, as torchrun does"
+            f"{lone} is not set: call torch.distributed.init_process_group first, or set both, as torchrun does"
         )
     return _ALONE
 
@@ -244,3 +224,46 @@ class Replica:
         # A spawned worker has no process group to detect them from.
         this = self.identity()
         return Replica, (this.rank, this.world_size)
+
+
+# The launcher's variables tell jobs apart that run at the same time, but not a job from its repetition: static torchrun
+# has the same run id, address and port every time, and a shell starts every run of a script. So times count too: an
+# event before this process began was not in its run.
+
+_LAUNCHER_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+)
+
+_COUNTED_BY_NODE = "TORCHELASTIC_RESTART_COUNT"
+"""Counts only the restarts that this node caused, so that the nodes of a run may disagree on it."""
+
+_LOADED = time.time()
+
+
+def run_id(*, across_nodes: bool) -> str:
+    """Return a digest of the launcher's variables; without a launcher, of the parent process.
+
+    With ``across_nodes`` it is the same on all nodes; else it changes when torchrun restarts the processes of a node.
+    """
+    names = _LAUNCHER_VARIABLES if across_nodes else (*_LAUNCHER_VARIABLES, _COUNTED_BY_NODE)
+    parts = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+    # Wrapper scripts give each rank a parent of its own, so the parent counts only without a launcher.
+    parts = parts or [f"parent={os.getppid()} host={socket.gethostname()}"]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def process_start() -> float:
+    """Return when this process began, in seconds since 1970; without ``/proc``, when it imported this module."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Field 22 of proc(5)'s stat, counted from behind field 2, a name that may hold spaces and brackets.
+        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        # The end of its tick: a process started right after a failure must not seem to be older than it.
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (ticks + 1) / os.sysconf("SC_CLK_TCK")
+    return _LOADED

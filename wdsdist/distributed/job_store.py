@@ -24,15 +24,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from wdsdist.distributed.identity import Identity, identity, process_group
-from wdsdist.distributed.launch import process_start, run_id
+from wdsdist.distributed.identity import Identity, identity, process_group, process_start, run_id
 from wdsdist.errors import DistributedError, DistributedTimeoutError, StateError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-_PAUSE = 0.1
-"""Seconds between attempts to reach a store that does not listen yet."""
 
 _launched: tuple[int, Store] | None = None
 """This process id, and its connection to the launcher's store. Rank 0 may host the store, so the connection is kept."""
@@ -131,7 +127,7 @@ def _launcher_store(this: Identity, seconds: float) -> Store:
                     f"{host}:{port} ({error}). Look for an error or a stalled process there, or give the barrier a "
                     f"longer timeout"
                 ) from error
-            time.sleep(_PAUSE)
+            time.sleep(0.1)
     from torch._C import _distributed_c10d as dist  # the names of torch.distributed, for type checkers
 
     # multi_tenant lets init_process_group share the server in rank 0. wait_for_workers would wait for all ranks without

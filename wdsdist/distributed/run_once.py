@@ -1,4 +1,4 @@
-"""``data_download``: run a function once per node, and share its result or its error among all processes."""
+"""Once per node: ``data_download`` runs a function, and shares its result or its error; `kept_arrays` keeps arrays."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import io
 import logging
 import os
 import pickle
 import pprint
 import re
+import socket
+import stat
 import tempfile
 import textwrap
 import threading
+import time
+import traceback
 import types
+import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from wdsdist._util.files import atomic_write, locked
 from wdsdist._util.host import private_dir, private_under
-from wdsdist._util.lock import locked
 from wdsdist._util.validation import check_flag, check_path, check_seconds
-from wdsdist.distributed.barriers import post_failure, withdraw_failure
-from wdsdist.distributed.launch import process_start, run_id
-from wdsdist.distributed.results import Outcome, described, read_outcome, write_outcome
+from wdsdist.distributed.barriers import post_failure
+from wdsdist.distributed.identity import process_start, run_id
 from wdsdist.errors import ArgumentError, DestinationError, DistributedError, DistributedTimeoutError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +42,7 @@ T = TypeVar("T")
 _log = logging.getLogger("wdsdist")
 
 Scope = Literal["node", "cluster"]
+Arrays = dict[str, "npt.NDArray[Any]"]
 
 _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
 
@@ -42,30 +52,26 @@ _NOT_CONTENT = re.compile(r" at 0x[0-9a-f]+|\.\.\.|<Recursion on ")
 _failures: dict[Path, float] = {}
 """Time of the latest failure that this process has raised, by file; only later failures are raised again."""
 
+_MOST_KEPT = 64
+"""Results of `kept_arrays` on a node, the latest ones; older ones are computed again when needed."""
+
 _thread = threading.local()
 """The files of the calls that this thread runs: to wait for such a call would deadlock."""
 
 
-@overload
-def data_download(
-    function: Callable[P, T],
-    /,
-    *,
-    scope: Scope = ...,
-    timeout: float | None = ...,
-    directory: str | os.PathLike[str] | None = ...,
-    force: bool = ...,
-) -> Callable[P, T]: ...
+class _Options(TypedDict, total=False):
+    scope: Scope
+    timeout: float | None
+    directory: str | os.PathLike[str] | None
+    force: bool
 
 
 @overload
-def data_download(
-    *,
-    scope: Scope = ...,
-    timeout: float | None = ...,
-    directory: str | os.PathLike[str] | None = ...,
-    force: bool = ...,
-) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+def data_download(function: Callable[P, T], /, **options: Unpack[_Options]) -> Callable[P, T]: ...
+
+
+@overload
+def data_download(**options: Unpack[_Options]) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
 def data_download(
@@ -132,12 +138,19 @@ def data_download(
     check_flag("force", force)
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        _check_function(function)
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        is_plain = isinstance(function, types.FunctionType) and not any(is_kind(function) for is_kind in kinds)
+        if not is_plain:
+            raise ArgumentError(
+                f"data_download is for plain functions that return when their work is done, not for {function!r}: "
+                f"define a function that calls it; above @staticmethod and the like, swap the two",
+                argument="function",
+            )
         name = f"{function.__module__}.{function.__qualname__}"
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-            withdraw_failure()
+            post_failure("")  # a call after a failure has handled it
             try:
                 key = call_key(function, inspect.signature(function).bind(*args, **kwargs))
                 # A subdirectory of our own: project directories on a cluster are usually open to a group.
@@ -145,7 +158,7 @@ def data_download(
                 path = records / f"{key}.outcome"
                 return _once(name, functools.partial(function, *args, **kwargs), path, scope, timeout, force=force)
             except Exception as error:
-                post_failure(f"data_download of {name}() raised {described(error)}")
+                post_failure(f"data_download of {name}() raised {_described(error)}")
                 raise
 
         return wrapper
@@ -166,14 +179,6 @@ def call_key(function: Callable[..., Any], arguments: inspect.BoundArguments) ->
 
     Raises:
         ArgumentError: the ``repr`` of an argument shows an address or leaves something out, as for locks and arrays.
-
-    Example:
-        >>> def prepare(name, size=1): ...
-        >>> bind = inspect.signature(prepare).bind
-        >>> call_key(prepare, bind("a", 1)) == call_key(prepare, bind(size=1, name="a"))
-        True
-        >>> call_key(prepare, bind("a")) == call_key(prepare, bind("b"))
-        False
     """
     arguments.apply_defaults()
     code = inspect.unwrap(function).__code__
@@ -204,27 +209,20 @@ def call_key(function: Callable[..., Any], arguments: inspect.BoundArguments) ->
 
 
 def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout: float | None, *, force: bool) -> T:
-    """Return what another process or run has returned for this call, or make the call while the others wait.
+    """Return what another process or run has returned for this call, or ``perform`` it while the others wait.
 
-    Args:
-        name: the function, for messages.
-        perform: makes the call.
-        path: the file of its outcome, beside which lies the lock that elects the process that makes the call.
-        scope: the processes that share the file: all of a node, or all of a cluster.
-        timeout: longest wait in seconds for the process that makes the call.
-        force: whether results of earlier runs do not count.
-
-    Raises what `data_download` says of the decorated function.
+    ``path`` is the file of its outcome, beside which lies the lock that elects the process that makes the call.
     """
     run, began = run_id(across_nodes=scope == "cluster"), process_start()
 
     def result(*, raises: bool) -> tuple[T] | None:
         """Return the value of another process or run; raise the exception of another process of this run."""
-        outcome = read_outcome(path)
+        outcome = _read(path)
         if outcome is None:
             return None
         is_of_run = outcome.run == run and outcome.time >= began
-        if outcome.is_complete() and (is_of_run or not force):
+        is_complete = outcome.state == "returned" and all(map(os.path.exists, outcome.paths))
+        if is_complete and (is_of_run or not force):
             with contextlib.suppress(Exception):  # pickled by another version of its class: run again
                 return (pickle.loads(outcome.payload),)
         if raises and outcome.state == "raised" and is_of_run and outcome.time > _failures.get(path, 0.0):
@@ -233,11 +231,11 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
         return None
 
     def runner() -> str:
-        outcome = read_outcome(path)
+        outcome = _read(path)
         return outcome.process if outcome else "another process"
 
-    known = result(raises=False)  # without the lock: all processes of a node may read it at every start
-    if known is not None:
+    # Without the lock: all processes of a node may read it at every start.
+    if (known := result(raises=False)) is not None:
         return known[0]
     running: set[Path] = _thread.__dict__.setdefault("running", set())
     if path in running:
@@ -263,28 +261,160 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
         # Over NFS, only a change to the directory expires a cached lookup that found no file.
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent):
             pass
-        known = result(raises=True)  # another process may have finished while this one waited
-        if known is not None:
+        if (known := result(raises=True)) is not None:  # another process has finished while this one waited
             return known[0]
-        write_outcome(path, Outcome(name, run))  # after a crash from here on, the call does not count as complete
+        _write(path, _Outcome(name, run))  # after a crash from here on, the call does not count as complete
         try:
             value = perform()
-            outcome = Outcome.returned(name, run, value)
+            outcome = _Outcome.returned(name, run, value)
         except Exception as error:
-            outcome = Outcome.raised(name, run, error)
+            outcome = _Outcome.raised(name, run, error)
             _failures[path] = outcome.time
             with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
-                write_outcome(path, outcome)
+                _write(path, outcome)
             raise
-        write_outcome(path, outcome)
+        _write(path, outcome)
         return value
 
 
-def _check_function(function: object) -> None:
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if not isinstance(function, types.FunctionType) or any(is_kind(function) for is_kind in kinds):
-        raise ArgumentError(
-            f"data_download is for plain functions that return when their work is done, not for {function!r}: define "
-            f"a function that calls it; above @staticmethod and the like, swap the two",
-            argument="function",
-        )
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The state of one call, in a file that shares it between processes: it runs, it returned, or it raised.
+
+    It is pickled. That is safe only because the file is in a directory that this user alone can enter, and because a
+    file of another owner is not read.
+    """
+
+    function: str
+    """Name of the function, for messages."""
+    run: str
+    """Id of the run that made the call."""
+    state: Literal["running", "returned", "raised"] = "running"
+    payload: bytes = b""
+    """The pickled value or exception; empty for an exception that cannot be pickled."""
+    paths: tuple[str, ...] = ()
+    """Existing paths in the value: if one is gone, the function must run again."""
+    message: str = ""
+    """Type, message and traceback of the exception."""
+    time: float = field(default_factory=time.time)
+    """When the call reached this state, in seconds since 1970."""
+    process: str = field(default_factory=lambda: f"process {os.getpid()} on {socket.gethostname()}")
+
+    @staticmethod
+    def returned(function: str, run: str, value: object) -> _Outcome:
+        """Return the outcome of a call that returned a value.
+
+        Raises:
+            DistributedError: the value cannot be pickled, so the other processes could not receive it.
+        """
+        content = io.BytesIO()
+        pickler = _NotingPaths(content)
+        try:
+            pickler.dump(value)
+            pickle.loads(content.getvalue())
+        except Exception as error:
+            raise DistributedError(
+                f"{function}() returned a {type(value).__qualname__} that cannot be handed to other processes "
+                f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
+            ) from error
+        return _Outcome(function, run, "returned", content.getvalue(), tuple(pickler.paths))
+
+    @staticmethod
+    def raised(function: str, run: str, error: Exception) -> _Outcome:
+        """Return the outcome of a call that raised an exception, which need not pickle."""
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        payload = b""
+        with contextlib.suppress(Exception):  # a pickle may raise anything, and the message will do
+            payload = pickle.dumps(error)
+        return _Outcome(function, run, "raised", payload, message=f"{_described(error)}\n\n{trace}")
+
+    def error(self) -> Exception:
+        """Unpickle the exception, with the process that raised it as its cause."""
+        origin = DistributedError(f"{self.function}() failed in {self.process}: {self.message}")
+        with contextlib.suppress(Exception):  # exceptions with arguments of their own often cannot be rebuilt
+            error: Exception = pickle.loads(self.payload)
+            error.__cause__ = origin
+            return error
+        return origin
+
+
+class _NotingPaths(pickle.Pickler):
+    """Pickles a value, and notes the paths in it that exist: each ``Path``, and each string that begins with ``/``."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.paths: list[str] = []
+
+    def persistent_id(self, value: Any) -> None:
+        # A relative string is more often a word than a path.
+        if isinstance(value, os.PathLike) or (isinstance(value, str) and value.startswith("/")):
+            with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
+                if Path(value).exists():
+                    self.paths.append(str(Path(value).absolute()))
+
+
+def _read(path: Path) -> _Outcome | None:
+    """Return the outcome of a call from its file; ``None`` without a usable file.
+
+    Raises:
+        DestinationError: the file cannot be read, or was not written by this user.
+    """
+    try:
+        # Without O_NONBLOCK, a named pipe would block until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DestinationError(f"cannot read {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        # Unpickling runs code.
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise DestinationError(f"{path} was not written by this user: remove it")
+        with contextlib.suppress(Exception):  # a damaged record counts for nothing
+            return _Outcome(**pickle.load(file))
+    return None
+
+
+def _write(path: Path, outcome: _Outcome) -> None:
+    """Write the outcome of a call atomically."""
+    try:
+        with atomic_write(path, 0o600) as file:
+            pickle.dump(asdict(outcome), file)
+    except OSError as error:
+        raise DestinationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _described(error: Exception) -> str:
+    """Return type and message of an exception, also if its ``__str__`` fails."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Return arrays that another process of this node has computed, or compute them while the others wait.
+
+    They lie in the private directory of the node. If nothing can be kept there, each process computes for itself.
+
+    Args:
+        about: everything that the arrays depend on.
+        compute: computes them.
+    """
+    import numpy as np  # not at the top: a script may prepare its data without
+
+    name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    with contextlib.ExitStack() as stack:
+        try:
+            path = private_under(private_dir(), "arrays") / f"{name}.npz"
+            stack.enter_context(locked(path.with_suffix(".lock")))
+        except OSError:
+            return compute()
+        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
+            return dict(arrays)
+        computed = compute()
+        with contextlib.suppress(OSError):
+            with atomic_write(path) as stream:
+                np.savez(stream, **computed)  # type: ignore[arg-type]
+            for old in sorted(path.parent.glob("*.npz"), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".lock").unlink(missing_ok=True)
+        return computed

@@ -35,8 +35,8 @@ class AcceleratedBatches(Iterator[Any]):
         others = [batches for batches in self._gradients.dataloader_references[1:] if batches not in (None, self)]
         self._gradients.dataloader_references = [None, *others]
         batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
-        self.end_of_dataloader = self._batches.is_at_end
-        # Only marked padding comes last in what is gathered.
-        self.remainder = self._batches.last_global_batch
+        if (epoch := self._batches.epoch) is not None:
+            self.end_of_dataloader = self._batches.position.consumed >= epoch.plan.num_samples
+            self.remainder = epoch.plan.last_global_batch  # only marked padding comes last in what is gathered
         self._gradients.dataloader_references = [None, *others, self]
         return batch

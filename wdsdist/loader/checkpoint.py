@@ -20,9 +20,6 @@ State = dict[str, Any]
 VIEW = "view"
 """Key of a state that names the file of the view that it belongs to, for messages only."""
 
-POSITION = "epoch", "consumed", "finished", "segments"
-"""Keys of the position in a state."""
-
 
 def make_state(
     position: Position, config: OrderConfig, settings: OrderSettings, *, batches: str = "", **rules: Any
@@ -35,16 +32,24 @@ def make_state(
         batches: the label of its batcher.
         rules: further fields of its batcher.
     """
-    by_shard = settings.name == "shard"
-    num_samples = config.num_samples
-    finished = 0 < num_samples <= position.consumed
+    finished = 0 < config.num_samples <= position.consumed
     return {
-        "version": _VERSION,
         "epoch": position.epoch + finished,
         "consumed": 0 if finished else position.consumed,
         "segments": "" if finished else position.segments,
         "finished": finished,
-        "num_samples": num_samples,
+        **identity_of(config, settings),
+        "batches": batches,
+        **rules,
+    }
+
+
+def identity_of(config: OrderConfig, settings: OrderSettings) -> State:
+    """Return the fields that a state must have in common with the samples and the order that it is loaded into."""
+    by_shard = settings.name == "shard"
+    return {
+        "version": _VERSION,
+        "num_samples": config.num_samples,
         "fingerprint": config.fingerprint,
         "order": settings.name,
         "shuffle": settings.shuffle,
@@ -54,8 +59,6 @@ def make_state(
         "num_canonical_replicas": settings.num_canonical_replicas if by_shard else 0,
         **config.notes,
         **({VIEW: config.manifest.picks.path} if config.manifest.picks else {}),
-        "batches": batches,
-        **rules,
     }
 
 
@@ -73,26 +76,25 @@ def check_state(state: object, position: str = "consumed") -> None:
         )
 
 
-def read_state(state: Mapping[str, Any], expected: State) -> Position:
-    """Return the position in a state, after checking that all but the rules of its batches is as ``expected``.
+def read_state(state: Mapping[str, Any], own: State, *, batches: str = "") -> Position:
+    """Return the position in a state, after checking that it has all fields of its loader's ``own`` identity.
 
-    Inside an epoch these must be as expected, too. Raises `StateError` that lists each difference.
+    Inside an epoch its batches must be the same, too. Raises `StateError` that lists each difference.
 
-    >>> own = {"epoch": 0, "consumed": 0, "num_samples": 8, "seed": 1}
-    >>> read_state({**own, "consumed": 4}, own)
+    >>> own = {"num_samples": 8, "seed": 1}
+    >>> read_state({**own, "epoch": 0, "consumed": 4}, own)
     Position(epoch=0, consumed=4, segments='')
-    >>> read_state({**own, "seed": 2}, own)
+    >>> read_state({**own, "epoch": 0, "consumed": 4, "seed": 2}, own)
     Traceback (most recent call last):
     wdsdist.errors.StateError: the state belongs to another run: seed is 2 in the state and 1 here
     """
-    ignored = {*POSITION, VIEW, "batches", "dealing", "columns", "block_samples"}
     differences = [
         f"{name} is {state.get(name)!r} in the state and {value!r} here"
-        for name, value in expected.items()
-        if name not in ignored and state.get(name) != value
+        for name, value in own.items()
+        if name != VIEW and state.get(name) != value
     ]
     if differences:
-        differences += _differing_samples(state, expected)
+        differences += _differing_samples(state, own)
         raise StateError(f"the state belongs to another run: {'; '.join(differences)}")
     epoch, consumed, segments = state["epoch"], state["consumed"], state.get("segments", "")
     is_sound = type(epoch) is int and type(consumed) is int and isinstance(segments, str)
@@ -102,25 +104,25 @@ def read_state(state: Mapping[str, Any], expected: State) -> Position:
             f"segments {segments!r}"
         )
     position = Position(epoch, consumed, segments)
-    if position.has_begun and state.get("batches") != expected.get("batches"):
+    if position.has_begun and state.get("batches", "") != batches:
         raise StateError(
-            f"the state was taken inside an epoch of batches by other rules ({state.get('batches')}, here "
-            f"{expected.get('batches')}): finish that epoch with its own, or begin an epoch"
+            f"the state was taken inside an epoch of batches by other rules ({state.get('batches')}, here {batches}): "
+            f"finish that epoch with its own, or begin an epoch"
         )
     if state.get("finished") and epoch and not position.has_begun:
         return Position(epoch - 1, state["num_samples"])
     return position
 
 
-def _differing_samples(state: Mapping[str, Any], expected: State) -> list[str]:
+def _differing_samples(state: Mapping[str, Any], own: State) -> list[str]:
     """Return, for a message, how many samples differ between the views of two states, if that is known."""
-    if not (VIEW in state or VIEW in expected) or state.get("fingerprint") == expected["fingerprint"]:
+    if not (VIEW in state or VIEW in own) or state.get("fingerprint") == own["fingerprint"]:
         return []
     from wdsdist.curation import view_file
 
     try:
-        count = view_file.count_differing(str(state[VIEW]), str(expected[VIEW]))
+        count = view_file.count_differing(str(state[VIEW]), str(own[VIEW]))
     except (KeyError, OSError, IndexFormatError):  # a view was not saved, or has been removed
-        least = abs(int(state.get("num_samples", 0)) - int(expected["num_samples"]))
+        least = abs(int(state.get("num_samples", 0)) - int(own["num_samples"]))
         return [f"so the views differ in {least:,} samples at least"]
     return [f"so the views differ in {count:,} samples" if count else "so the views have the same samples otherwise"]

@@ -23,12 +23,17 @@ class ChosenEpoch:
     (3, 1)
     """
 
-    def __init__(self, epoch: int = 0, requests: int = 0) -> None:
+    def __init__(
+        self, epoch: int = 0, requests: int = 0, memory: AnonymousMemory | None = None, owner: int = 0
+    ) -> None:
         self.epoch = epoch
         self.requests = requests
         """How often an epoch was chosen."""
         self._began_in: int | None = None  # the process that last began an iteration
-        self._own()
+        if memory is None:
+            self._own()
+        else:
+            self._share(memory, owner)
 
     def _own(self) -> None:
         """Share these numbers with workers of this process alone."""
@@ -74,15 +79,8 @@ class ChosenEpoch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._leave_parent()
-        if is_spawning():
-            return _of_parent, (self._memory, self._owner, self.epoch, self.requests)
-        return ChosenEpoch, (self.epoch, self.requests)
-
-
-def _of_parent(memory: AnonymousMemory, owner: int, epoch: int, requests: int) -> ChosenEpoch:
-    chosen = ChosenEpoch(epoch, requests)
-    chosen._share(memory, owner)
-    return chosen
+        shared = (self._memory, self._owner) if is_spawning() else ()
+        return ChosenEpoch, (self.epoch, self.requests, *shared)
 
 
 _chosen: weakref.WeakSet[ChosenEpoch] = weakref.WeakSet()

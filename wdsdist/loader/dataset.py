@@ -162,7 +162,6 @@ class StreamingDataset(IterableDataset[Any]):
         self.error_budget = spec.policy.budget
         self.chosen_epoch = ChosenEpoch()
         self.replica = Replica(rank, num_replicas)
-        self._progress: PlainProgress | None = None  # of an iteration without a `StreamingDataLoader`
         self._counts_all_ranks = False
 
     @property
@@ -235,7 +234,7 @@ class StreamingDataset(IterableDataset[Any]):
         """Return the samples of this rank, one by one; in a worker of a foreign loader, this worker's."""
         self._refuse_second_split()
         self.check_room(self.order_config, self.order_config.settings(self.identity().world_size))
-        return self._plain().start(self)
+        return self._progress.start(self)
 
     def check_room(self, config: OrderConfig, settings: OrderSettings) -> None:
         """Check that a limited cache has room for all shards that the ranks of this node need at once.
@@ -271,7 +270,7 @@ class StreamingDataset(IterableDataset[Any]):
         ``torchdata.stateful_dataloader.StatefulDataLoader`` does, and keeps one such state for each worker. It is the
         same on every rank. A `StreamingDataLoader` has a state of its own.
         """
-        return self._plain().state(self)
+        return self._progress.state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration of this process continue where a state was taken; at the end nothing is left.
@@ -279,14 +278,14 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `StateError`, which lists the differences, for the state of another data set, order, world size, batch
         size or number of workers. A `StreamingDataLoader` resumes with other numbers.
         """
-        self._plain().load(self, state)
+        self._progress.load(self, state)
 
-    def _plain(self) -> PlainProgress:
-        if self._progress is None:
-            from wdsdist.loader.plain_dataloader import PlainProgress
+    @functools.cached_property
+    def _progress(self) -> PlainProgress:
+        """The position of an iteration without a `StreamingDataLoader`."""
+        from wdsdist.loader.plain_dataloader import PlainProgress
 
-            self._progress = PlainProgress()
-        return self._progress
+        return PlainProgress()
 
     def _refuse_second_split(self) -> None:
         if not FRAMEWORKS.isdisjoint(sys.modules):

@@ -90,7 +90,6 @@ class CopiedAhead(Iterator[Any]):
         self._owner, self._batches, self._device = owner, batches, device
         self._coming: tuple[Any, State, Exception | None] | None = None
         """The batch that is copied, or the error raised in its place, and the state of the loader after it."""
-        self._copies: list[torch.Tensor] = []
 
     @functools.cached_property
     def _stream(self) -> torch.cuda.Stream:
@@ -116,21 +115,17 @@ class CopiedAhead(Iterator[Any]):
     def start(self, batch: Any) -> Any:
         """Begin to copy a batch on the side stream."""
         with torch.cuda.stream(self._stream):
-            return tree_map_only(torch.Tensor, self._copy, batch, is_leaf=_can_move)
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._copies.append(tensor.to(self._device, non_blocking=True))
-        return self._copies[-1]
+            return tree_map_only(
+                torch.Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch, is_leaf=_can_move
+            )
 
     def finish(self, batch: Any) -> Any:
         """Return a batch whose copy has begun; kernels on the current stream find it complete from now on."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        copies, self._copies = self._copies, []
-        for copied in copies:
-            # Its memory belongs to the side stream, which would otherwise write the next batch into it as soon as
-            # the last reference is gone, though kernels that read it may still wait for their turn.
-            copied.record_stream(current)
+        # The memory of a copy belongs to the side stream, which would otherwise write the next batch into it as soon as
+        # the last reference is gone, though kernels that read it may still wait for their turn.
+        tree_map_only(torch.Tensor, lambda copied: copied.record_stream(current), batch, is_leaf=_can_move)
         # `record_stream` does not reach tensors inside of other objects: they are moved on the current stream.
         return moved(batch, self._device)
 

@@ -33,41 +33,32 @@ class EpochIterator(Iterator[Any]):
     def __init__(self, loader: StreamingDataLoader[Any]) -> None:
         self._loader = loader
         self._number = loader._iterations
-        self._epoch: Epoch | None = None
+        self.epoch: Epoch | None = None
+        """Known from the first batch on."""
         self._group: list[Any] = []  # the rest of it, the next batch last
-        self._delivered = self._samples = 0
-        self._position = Position(0)
+        self.position = Position(0)
+        """After the batch that was delivered last."""
         self._failed = False
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the batch that was delivered is the last one."""
-        return self._epoch is not None and self._position.consumed >= self._epoch.plan.num_samples
-
-    @property
-    def last_global_batch(self) -> int:
-        """Samples, without padding, that ranks gather of the last batch; -1 if padding does not end it."""
-        return -1 if self._epoch is None else self._epoch.plan.last_global_batch
 
     def __next__(self) -> Any:
         if self._loader._iterations != self._number:
             raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
         if self._failed:
             raise StateError("this iteration ended with an error: iterate the loader again, or load a state first")
-        if self._epoch is None:
-            self._epoch = self._loader._begin()
-            self._advance(self._epoch.plan.reached(0))
+        if self.epoch is None:
+            self.epoch = self._loader._begin()
+            self._advance(self.epoch.plan.reached(0))
         else:
-            self._epoch.meter.ask()
+            self.epoch.meter.ask()
         try:
-            return self._deliver(self._epoch)
+            return self._deliver(self.epoch)
         except StopIteration:
             raise
         except BaseException as error:
             # A failed worker has lost its place: what the others still hold would be an epoch with holes.
             self._failed = True
-            self._epoch.meter.answer()
-            self._loader._stop_workers(self._epoch.messages)
+            self.epoch.meter.answer()
+            self._loader._stop_workers(self.epoch.messages)
             if getattr(error, "is_of_worker", False):  # the frames of this process do not explain it
                 raise error.with_traceback(None) from None
             raise
@@ -82,9 +73,10 @@ class EpochIterator(Iterator[Any]):
                 epoch.meter.count(next(epoch.messages).counted)
             self._group = message.batches[::-1]
             if not self._group:
-                self._loader._end_epoch(epoch)
-                if not epoch.plan.is_over(self._position):
-                    raise StateError(f"the workers ended after {self._delivered:,} batches, and the epoch goes on")
+                if not self._loader.persistent_workers:
+                    self._loader._stop_workers(epoch.messages)
+                if not epoch.plan.is_over(self.position):
+                    raise StateError(f"the workers ended after {epoch.meter.batches:,} batches, and the epoch goes on")
                 epoch.meter.answer()
                 epoch.meter.finish()
                 raise StopIteration
@@ -96,17 +88,15 @@ class EpochIterator(Iterator[Any]):
                 batch.reraise()
         if isinstance(batch, NotedBatch):
             batch, replaced, reached = batch
-        self._delivered += 1
         if reached is None:
-            reached = epoch.plan.reached(self._delivered)
-        self._samples += reached.samples
+            reached = epoch.plan.reached(epoch.meter.batches + 1)
         if replaced is not None and epoch.bad_samples is not None:
-            epoch.bad_samples.add(replaced, self._samples)
+            epoch.bad_samples.add(replaced, epoch.meter.samples + reached.samples)
         self._advance(reached)
         epoch.meter.answer(reached, replaced.substitutes if replaced else 0)
         return batch
 
     def _advance(self, reached: Reached) -> None:
         """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self._position = reached.position
+        self.position = reached.position
         self._loader._progress.advance(reached.position)

@@ -122,12 +122,12 @@ class EpochPlanner:
         Raises `StateError` for the state of another data set, seed or order, of other batches inside an epoch, or of
         batches that were planned in another way inside a block.
         """
-        from wdsdist.loader.checkpoint import check_state, make_state, read_state
+        from wdsdist.loader.checkpoint import check_state, identity_of, read_state
 
         check_state(state)
         config = self._dataset.order_config.as_in(state)
         settings = config.settings(self._dataset.identity().world_size, state)
-        position = read_state(state, make_state(Position(0), config, settings, batches=self.batcher.label))
+        position = read_state(state, identity_of(config, settings), batches=self.batcher.label)
         block = self._block
         if self.start(position).block and state.get("batches") == self.batcher.label:
             block = state.get("block_samples", 0)

@@ -76,30 +76,26 @@ def refuse_random_split(length: int, num_samples: int) -> None:
         )
 
 
-def refuse_first_length() -> None:
-    """Raise if Lightning would end every epoch of planned batches after as many as the first one has.
-
-    The epochs of planned batches differ by some, and it asks a loader for its length once, unless it is to reload.
-    """
-    loops = ((kind, owner) for kind, owner, _ in _callers() if kind in ("_EvaluationLoop", "_FitLoop"))
-    kind, loop = next(loops, ("", None))
-    if loop is None or kind != "_FitLoop":
-        return
-    trainer = loop.trainer
-    asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
-    if asks_once and trainer.limit_train_batches == 1.0:
-        raise StateError(
-            f"Lightning would end each epoch after as many batches as the first one has, but epochs of planned batches "
-            f"differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to the "
-            "Trainer, which then asks for the length of each; or limit_train_batches=<a number that every epoch has>"
-        )
-
-
 def epoch_that_lightning_sets_up() -> int | None:
-    """Return the epoch that Lightning's ``Trainer`` is about to start, if it asks for a length before it says so."""
-    for kind, owner, function in _callers():
-        if kind == "_FitLoop" and function == "setup_data":
-            return int(owner.epoch_progress.current.processed)
+    """Return the epoch that Lightning's ``Trainer`` is about to start, if it asks for a length before it says so.
+
+    Raises `StateError` if it asks once for all epochs: it would end each after as many batches as the first one has.
+    """
+    is_training = True
+    for kind, loop, function in _callers():
+        is_training = is_training and kind != "_EvaluationLoop"
+        if kind != "_FitLoop" or function != "setup_data":
+            continue
+        trainer = loop.trainer
+        asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
+        if is_training and asks_once and trainer.limit_train_batches == 1.0:
+            raise StateError(
+                f"Lightning would end each epoch after as many batches as the first one has, but epochs of planned "
+                f"batches differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to "
+                "the Trainer, which then asks for the length of each; or limit_train_batches=<a number that every "
+                "epoch has>"
+            )
+        return int(loop.epoch_progress.current.processed)
     return None
 
 

@@ -256,10 +256,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
             self._meter.finish()
         self._end_prefetch()
         planner = self._planner
-        if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
-            from wdsdist.loader.framework_guards import refuse_first_length
-
-            refuse_first_length()
         position, plan = self._progress.upcoming(planner.plan)
         config, start = planner.config_at(position), planner.start(position)
         if self._meter is None:
@@ -334,10 +330,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
         from wdsdist.loader.ipc.workers import iterate
 
         return iterate(messages, self.dataset.identity().rank)
-
-    def _end_epoch(self, epoch: Epoch) -> None:
-        if not self.persistent_workers:
-            self._stop_workers(epoch.messages)
 
     def _stop_workers(self, messages: Iterator[Any]) -> None:
         """End the worker processes behind ``messages`` now; the next iteration starts new ones."""

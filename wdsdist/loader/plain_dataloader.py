@@ -9,7 +9,7 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import POSITION, State, check_state, make_state, read_state
+from wdsdist.loader.checkpoint import State, check_state, identity_of, read_state
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
@@ -160,10 +160,9 @@ def _places(batch: BatchPlan) -> Iterator[Place]:
 def _about(dataset: StreamingDataset, config: OrderConfig, state: Mapping[str, Any] | None = None) -> State:
     """Return what a state must have in common with this data set, its order and its split among workers."""
     world_size = dataset.identity().world_size
-    about = make_state(Position(0), config, config.settings(world_size, state))
     return {
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
-        **{name: value for name, value in about.items() if name not in POSITION},
+        **identity_of(config, config.settings(world_size, state)),
         "num_replicas": world_size,
         "drop_last": dataset.drop_last,
         "batch_size": dataset.batch_size or 1,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from wdsdist.errors import StateError
 from wdsdist.loader.chosen_epoch import ChosenEpoch
 from wdsdist.sampling.plan import Plan, Position
 
@@ -130,8 +129,6 @@ class Progress:
     def advance(self, position: Position) -> None:
         """Note the position in the current epoch."""
         self._heed()
-        if self._current is None:
-            raise StateError("an epoch advanced before it was started")
         self._current = position
         self._playing = True
 

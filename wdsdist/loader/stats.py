@@ -87,12 +87,7 @@ class LoaderStats:
 class EpochMeter:
     """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration.
 
-    Args:
-        epoch: its number.
-        plan: its batches.
-        sample_bytes: mean bytes of a sample in its shard.
-        log_prefix: the beginning of its line in the log.
-        clock: returns the time in seconds.
+    ``sample_bytes`` is the mean of its shards; ``clock`` returns the time in seconds.
     """
 
     def __init__(
@@ -108,7 +103,7 @@ class EpochMeter:
         self._log_prefix, self._clock = log_prefix, clock
         self._counted = Counters()
         self._total = plan.batches_per_rank
-        self._batches = self._samples = self._bad_samples = 0
+        self.batches = self.samples = self._bad_samples = 0
         self._fill: float | None = None
         self._waited = 0.0
         self._began = self._latest = self._clock()
@@ -125,19 +120,14 @@ class EpochMeter:
         self._asked = self._clock()
 
     def answer(self, reached: Reached | None = None, replaced: int = 0) -> None:
-        """Record that the training loop gets its next batch, or the end of the epoch.
-
-        Args:
-            reached: how far the epoch has come with the batch; ``None`` for the end.
-            replaced: bad samples that were replaced in it.
-        """
+        """Record that the training loop gets its next batch, with ``replaced`` bad samples, or the end of the epoch."""
         self._bad_samples += replaced
         self._latest = self._clock()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
         if reached is not None:
-            self._batches += 1
-            self._samples += reached.samples
+            self.batches += 1
+            self.samples += reached.samples
             self._fill = reached.fill
 
     def finish(self) -> None:
@@ -151,18 +141,18 @@ class EpochMeter:
         """Batches that are still to come; planned batches are counted at the first call."""
         if self._total is None:
             self._total = self._plan.count_batches()
-        return self._total - self._batches
+        return self._total - self.batches
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
         planned = self._plan.batches_per_rank
         return LoaderStats(
             epoch=self._epoch,
-            batches=self._batches,
-            planned_batches=self._batches if planned is None else planned,
-            samples=self._samples,
+            batches=self.batches,
+            planned_batches=self.batches if planned is None else planned,
+            samples=self.samples,
             bad_samples=self._bad_samples,
-            bytes=self._samples * self._sample_bytes,
+            bytes=self.samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **self._counted._asdict(),

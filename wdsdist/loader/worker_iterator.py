@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from wdsdist._util.shared_memory import is_spawning, leave_inherited_objects
+from wdsdist._util.shared_memory import is_spawning
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.order_config import OrderConfig
@@ -41,8 +42,8 @@ def enter_worker() -> tuple[int, int]:
         return 0, 1
     from wdsdist._util.pools import follow_parent
 
-    leave_inherited_objects()
-    follow_parent()
+    if follow_parent():
+        gc.freeze()  # a visit of the garbage collector to an inherited object copies its page
     return worker.id, worker.num_workers
 
 

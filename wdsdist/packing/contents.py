@@ -1,4 +1,9 @@
-"""What a shard holds: which of its samples can be stored, and where they lie."""
+"""What a shard holds: which of its samples can be stored, and where they lie.
+
+Members whose bytes are not what their extension says, such as a web page named .jpg, are found by their first bytes.
+What begins like a web page, JSON, a pointer of Git LFS, a PDF or a zip is no image, sound, video or array; what begins
+like a tag is no JSON. Whether the rest decodes, ``check_decode=True`` finds out.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.errors import SourceError, WdsdistError
-from wdsdist.packing import content_check
 from wdsdist.packing.options import OnError
 from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.shards.index import ShardIndex
@@ -22,6 +27,14 @@ from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, header
 
 _SUSPECT = re.compile(r"[.\n\0\\]|__|//|^/|/$|^$")
 """What an ASCII key holds that readers might cut elsewhere, or that leads to another folder."""
+
+HEAD = 16
+"""Bytes of a member that are compared with its extension; shorter members are not checked."""
+SUSPECT_BYTES = np.isin(np.arange(256), list(b"\xef \t\r\n<{[v%P"))
+"""bool [256]: the first bytes of members that `content_problem` has to look at."""
+_BINARY = {*IMAGE_TYPES, *RARE_IMAGE_TYPES, *MEDIA_TYPES, "npy"}
+_OTHERS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<[!?a-zA-Z]|\{\s*\"|\[\s*[\{\[\"])|version https:|%PDF-|PK\x03\x04")
+_TAG = re.compile(rb"(?:\xef\xbb\xbf)?\s*<[!?a-zA-Z]")
 
 
 def check_key(key: Any) -> None:
@@ -59,6 +72,22 @@ def check_extensions(key: str, extensions: Sequence[Any]) -> None:
         raise SourceError(f"sample {_short(key)} has no member, so that readers would miss it: leave it out")
 
 
+def content_problem(name: str, head: bytes) -> str:
+    """Return what is wrong with a member that has these first bytes, or an empty string.
+
+    >>> content_problem("1.jpg", b"<!DOCTYPE html><")[:33], content_problem("1.txt", b"<!DOCTYPE html><")
+    ("1.jpg begins with '<!DOCTYPE html", '')
+    """
+    extension = last_part(name)
+    other = _TAG if extension == "json" else _OTHERS if extension in _BINARY else None
+    if other is None or len(head) < HEAD or not other.match(head):
+        return ""
+    return (
+        f"{name} begins with {head.decode('utf-8', 'replace')!r}, which is not what its extension says: leave such "
+        f"samples out with on_error='skip', or replace it"
+    )
+
+
 @dataclass(slots=True)
 class Batch:
     """Samples that are written together; one list for each of their properties costs least."""
@@ -84,8 +113,6 @@ class ShardContents:
         self._on_error = on_error
         self._taken: set[str] = set()
         self._kinds: dict[tuple[str, ...], int] = {}
-        self._counts: list[int] = []
-        self._checked: list[list[bool]] = []  # of each kind of sample, whose first bytes are checked
         self._keys: list[str] = []
         self._stored_kinds: list[int] = []
         self._offsets: list[Int64s] = []
@@ -132,12 +159,6 @@ class ShardContents:
                 self.leave_out(key, wrong)
         return rest
 
-    def checked(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """bool [members]: whether the first bytes of each member are compared with its extension."""
-        if batch.kinds.count(batch.kinds[0]) == len(batch.kinds):
-            return np.array(self._checked[batch.kinds[0]] * len(batch.kinds))
-        return np.array([is_checked for kind in batch.kinds for is_checked in self._checked[kind]])
-
     def leave_out(self, key: str, error: SourceError) -> None:
         """Raise what is wrong with a sample, or note it if such samples are left out."""
         if self._on_error == "raise":
@@ -156,23 +177,20 @@ class ShardContents:
     def index(self, *, size: int, sha256: str) -> ShardIndex:
         """Return the index of the shard, given the size and digest of its tar."""
         numbers: dict[str, int] = {}
-        ids: dict[int, list[int]] = {}
         kinds = list(self._kinds)
-        members: list[int] = []
-        for kind in self._stored_kinds:
-            if kind not in ids:
-                ids[kind] = [numbers.setdefault(extension, len(numbers)) for extension in kinds[kind]]
-            members += ids[kind]
-        counts = np.array(self._counts, np.int64)[np.array(self._stored_kinds, np.int64)]
+        ids = {
+            kind: [numbers.setdefault(extension, len(numbers)) for extension in kinds[kind]]
+            for kind in dict.fromkeys(self._stored_kinds)
+        }
         keys = [key.encode() for key in self._keys]
         return ShardIndex(
             size=size,
             sha256=sha256,
             extensions=tuple(numbers),
-            sample_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            sample_starts=np.cumsum([0, *(len(ids[kind]) for kind in self._stored_kinds)], dtype=np.int64),
             offsets=np.concatenate([np.empty(0, np.int64), *self._offsets]),
             sizes=np.array(self._sizes, np.int64),
-            extension_ids=np.array(members, np.uint32),
+            extension_ids=np.array([number for kind in self._stored_kinds for number in ids[kind]], np.uint32),
             key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
             key_bytes=np.frombuffer(b"".join(keys), np.uint8),
             left_out=tuple(self._left_out),
@@ -186,8 +204,6 @@ class ShardContents:
         kind = self._kinds.get(extensions)
         if kind is None:  # of extensions that readers can tell apart
             check_extensions(key, extensions)
-            self._counts.append(len(extensions))
-            self._checked.append(list(map(content_check.is_checked, extensions)))
             kind = self._kinds[extensions] = len(self._kinds)
         check_key(key)
         if key in self._taken:

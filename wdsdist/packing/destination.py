@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from wdsdist import storage
-from wdsdist._util import lock
+from wdsdist._util import files
 from wdsdist._util.files import atomic_write
 from wdsdist._util.validation import check_path
 from wdsdist.errors import (
@@ -121,7 +121,7 @@ def locked(place: Place) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         message = "another process is packing into %s: waiting for it"
-        with lock.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True):
+        with files.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True):
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard

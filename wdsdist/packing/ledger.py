@@ -65,10 +65,9 @@ class Job:
 
     def writes(self, name: str) -> bool:
         """Return whether a file has the name of a shard that the job writes."""
-        number, stop = shard_number(name), self.first + self.shards
-        if number < self.first or number >= stop > self.first:
-            return False
-        return name == shard_name(number, max(stop, 1), compressed=self.options.get("compress") is not None)
+        number = shard_number(name)
+        is_planned = number < self.first + self.shards or not self.shards
+        return self.first <= number and is_planned and name == shard_name(number, self.options.get("compress"))
 
 
 def records(place: Place) -> list[Job]:

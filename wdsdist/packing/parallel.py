@@ -36,7 +36,7 @@ _ABREAST = 2
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far packing has come."""
+    """How far packing has come: first with what an interrupted run has left, then after each shard."""
 
     samples_done: int
     samples: int | None
@@ -48,9 +48,6 @@ class PackProgress:
     """In all tars, headers and padding included, as they were planned."""
     left_out: int = 0
     """Samples that could not be packed, of those done."""
-    samples_kept: int = 0
-    """Samples that an interrupted run had written and that a resume keeps, of those done."""
-    bytes_kept: int = 0
 
 
 ShowProgress = Callable[[PackProgress], None]
@@ -69,9 +66,9 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
 
 
 def write_planned(
-    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress
+    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress, first: int
 ) -> list[WrittenShard]:
-    """Write the shards of a plan that are not there yet, and return all of them in order.
+    """Write the shards of a plan that are not there yet, the first with the number ``first``; return all, in order.
 
     ``job`` is the one on record at the place, by which workers elsewhere recognise it.
 
@@ -81,13 +78,12 @@ def write_planned(
     done: dict[int, WrittenShard] = {}
     progress = PackProgress(0, len(source), 0, len(plan), 0, sum(sizes), len(contents.left_out))
     present = place.sizes()
-    for number, count in enumerate(counts):
-        name = plan.name(number)
+    names = [shard_name(first + number, options.compress) for number in range(len(plan))]
+    for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         index = whole_index(place, name, present.get(name), options.on_error)
         if index is not None and index.num_samples + len(index.left_out) == count:
             done[number] = WrittenShard.of(name, index)
             progress = later(progress, done[number], sizes[number])
-    progress = replace(progress, samples_kept=progress.samples_done, bytes_kept=progress.bytes_done)
     show(progress)
     missing = [number for number in range(len(plan)) if number not in done]
     lent = options.executor
@@ -102,7 +98,7 @@ def write_planned(
 
     def submitted(executor: Executor, number: int) -> Future[WrittenShard]:
         samples = prepared(source.take(plan.samples(number)), options)
-        shard = plan.name(number), samples, source.location, options.on_error, options.compress
+        shard = names[number], samples, source.location, options.on_error, options.compress
         if lent is None:
             return executor.submit(write_shard, place, *shard)
         return executor.submit(_write_elsewhere, job, has_local_source, place, *shard)
@@ -168,8 +164,7 @@ def write_in_order(
     done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
     show(done)
     for number, samples in itertools.groupby(different(), shard_of):
-        # The name must not depend on how many there will be.
-        name = shard_name(first + number, 1, compressed=compressed is not None)
+        name = shard_name(first + number, compressed)
         shards.append(write_shard(place, name, samples, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)

@@ -19,7 +19,6 @@ _PACKING = int.from_bytes(b"pack", "big")
 _BLOCKS = int.from_bytes(b"blks", "big")
 _SAMPLES = int.from_bytes(b"smpl", "big")
 
-_DIGITS = 6
 _NAME = re.compile(rf"shard-([0-9]+)\.tar(?:\.zst)?(?:{re.escape(SUFFIX)})?")
 
 
@@ -28,8 +27,8 @@ class PackPlan:
     """The shards to write, and the samples of each.
 
     >>> plan = make_plan(np.full(10, 1024), shuffle_seed=None, shard_bytes=4096, shard_samples=None)
-    >>> len(plan), plan.samples(0).tolist(), plan.sizes.tolist(), plan.name(3)
-    (4, [0, 1, 2], [4096, 4096, 4096, 2048], 'shard-000003.tar')
+    >>> len(plan), plan.samples(0).tolist(), plan.sizes.tolist()
+    (4, [0, 1, 2], [4096, 4096, 4096, 2048])
     """
 
     order: Int64s
@@ -37,11 +36,7 @@ class PackPlan:
     cuts: Int64s
     """int64 [shards + 1]: where each shard starts in ``order``, and its end."""
     sizes: Int64s
-    """int64 [shards]: bytes of each tar."""
-    compressed: bool = False
-    """Whether the tars are written in compressed form."""
-    first: int = 0
-    """The number of the first shard: of those that are appended to a data set, the next that is free."""
+    """int64 [shards]: bytes of each tar, uncompressed."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -55,18 +50,14 @@ class PackPlan:
         """Return the numbers of the samples in one shard."""
         return self.order[self.cuts[shard] : self.cuts[shard + 1]]
 
-    def name(self, shard: int) -> str:
-        """Return the file name of one shard; all are equally long, so that they sort by number."""
-        return shard_name(self.first + shard, self.first + len(self), compressed=self.compressed)
 
+def shard_name(shard: int, compress: str | None) -> str:
+    """Return the file name of a shard, by its number in the data set.
 
-def shard_name(shard: int, shards: int, *, compressed: bool = False) -> str:
-    """Return the file name of one of ``shards`` shards.
-
-    >>> shard_name(7, 12), shard_name(7, 2_000_000), shard_name(7, 12, compressed=True)
-    ('shard-000007.tar', 'shard-0000007.tar', 'shard-000007.tar.zst')
+    >>> shard_name(7, None), shard_name(2_000_000, "zst:3")
+    ('shard-000007.tar', 'shard-2000000.tar.zst')
     """
-    return f"shard-{shard:0{max(_DIGITS, len(str(shards - 1)))}d}.tar{'.zst' if compressed else ''}"
+    return f"shard-{shard:06d}.tar{'.zst' if compress else ''}"
 
 
 def shard_number(name: str) -> int:
@@ -86,7 +77,6 @@ def make_plan(
     shard_bytes: int,
     shard_samples: int | None,
     blocks: Blocks | None = None,
-    compressed: bool = False,
 ) -> PackPlan:
     """Shuffle samples and cut them into shards; the same arguments always give the same plan.
 
@@ -96,7 +86,6 @@ def make_plan(
         shard_bytes: the most bytes of a tar; a sample that needs more gets one of its own.
         shard_samples: the most samples of a tar, or ``None``.
         blocks: runs of samples that are read together; by default, any sample is at hand.
-        compressed: whether the tars are written in compressed form; what they hold does not depend on it.
     """
     if shuffle_seed is None:
         order = np.arange(len(sizes))
@@ -105,7 +94,7 @@ def make_plan(
     else:
         order = shuffled_in_blocks(blocks, shuffle_seed)
     cuts = _cuts(sizes[order], shard_bytes - len(END), shard_samples)
-    return PackPlan(order, cuts, np.add.reduceat(sizes[order], cuts[:-1]) + len(END), compressed)
+    return PackPlan(order, cuts, np.add.reduceat(sizes[order], cuts[:-1]) + len(END))
 
 
 def _cuts(sizes: Int64s, limit: int, most: int | None = None) -> Int64s:

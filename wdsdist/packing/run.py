@@ -257,7 +257,6 @@ def run(
                 shard_bytes=decided["shard_bytes"],
                 shard_samples=options.shard_samples,
                 blocks=listed.contents.blocks,
-                compressed=options.compress is not None,
             )
         count = 0 if plan is None else len(plan)
         if known is None:
@@ -269,7 +268,7 @@ def run(
         if plan is None:
             shards = write_in_order(place, listed, options, show, first)
         else:
-            shards = write_planned(listed, replace(plan, first=first), place, job, options, show)
+            shards = write_planned(listed, plan, place, job, options, show, first)
         manifest = _manifest(listed, job, options, shards, place, known)
         destination.finish(place, manifest if known is None else ledger.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)

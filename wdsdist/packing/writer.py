@@ -21,8 +21,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
-from wdsdist.packing import content_check
-from wdsdist.packing.contents import Batch, ShardContents
+from wdsdist.packing.contents import HEAD, SUSPECT_BYTES, Batch, ShardContents, content_problem
 from wdsdist.packing.destination import Place
 from wdsdist.packing.options import OnError
 from wdsdist.packing.payloads import Sample, opened, read_all
@@ -144,11 +143,11 @@ def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
         else:
             blocks[plain] = plain_headers(names, sizes)
         failed = read_all(batch.payloads, batch.sizes, view, starts.tolist())
-        checked = np.flatnonzero(contents.checked(batch) & (sizes >= content_check.HEAD))
-        heads = blocks[starts[checked] // BLOCK, : content_check.HEAD]
-        for number in content_check.suspects(heads).tolist():
+        checked = np.flatnonzero(sizes >= HEAD)
+        first_blocks = starts[checked] // BLOCK
+        for number in np.flatnonzero(SUSPECT_BYTES[blocks[first_blocks, 0]]).tolist():
             member = int(checked[number])
-            if problem := content_check.problem(names[member], heads[number].tobytes()):
+            if problem := content_problem(names[member], blocks[first_blocks[number], :HEAD].tobytes()):
                 failed.setdefault(member, SourceError(problem))
         if not failed:
             contents.add(batch, out.position + starts, checksums.of_data(view, starts, sizes))
@@ -176,8 +175,8 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
                         out.send(filled)
                         view, filled = out.buffer(), 0
                     count = read(view[filled : min(BUFFER, filled + left)])
-                    head = bytes(view[filled : filled + content_check.HEAD]) if left == size else b""
-                    if head and content_check.is_checked(name) and (problem := content_check.problem(name, head)):
+                    head = bytes(view[filled : filled + min(count, HEAD)])
+                    if left == size and (problem := content_problem(name, head)):
                         raise SourceError(problem)
                     digest.update(view[filled : filled + count])
                     filled, left = filled + count, left - count

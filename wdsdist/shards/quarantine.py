@@ -1,7 +1,7 @@
 """Quarantine files: logs of bad samples, one line of JSON each, which other commands take.
 
 Any number of processes append to one file; each process lists a sample once. A process that is killed while it writes
-leaves a line that is cut off: readers skip it.
+leaves a line that is cut off; the next writer begins a line behind it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
-
-from wdsdist.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
 class BadEntry:
     """One bad sample of a data set.
 
-    >>> BadEntry.of('{"key": "0001", "shard": "0.tar", "field": "jpg", "reason": "is empty"}').identity
-    ('', '0.tar', '0001')
+    >>> BadEntry("0001", "0.tar", "jpg", "is empty").line()
+    '{"key": "0001", "shard": "0.tar", "field": "jpg", "reason": "is empty"}'
     """
 
     key: str
@@ -44,48 +40,16 @@ class BadEntry:
         """Return it as a line of a file."""
         return json.dumps({name: value for name, value in asdict(self).items() if value or name in ("key", "field")})
 
-    @classmethod
-    def of(cls, line: str | bytes) -> BadEntry:
-        """Return the entry in a line. Raises ``ValueError`` if the line is not an entry."""
-        entry: Any = json.loads(line)
-        values = {name: entry.get(name) or "" for name in cls.__slots__} if isinstance(entry, dict) else {}
-        if not values.get("key") or not all(isinstance(value, str) for value in values.values()):
-            raise ValueError("it is not an object with a key, of strings")
-        return cls(**values)
-
-
-def read(path: str | os.PathLike[str]) -> list[BadEntry]:
-    """Return the entries of a quarantine file, each once; lines that are cut off are skipped.
-
-    Raises `ArgumentError` for a file that cannot be read, and for one with another line.
-    """
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise ArgumentError(f"the quarantine file {path} cannot be read: {error.strerror or error}") from error
-    entries: dict[tuple[str, str, str], BadEntry] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or (line.startswith(b'{"') and not line.endswith(b"}")):
-            continue
-        try:
-            entry = BadEntry.of(line)
-        except (ValueError, RecursionError) as error:
-            raise ArgumentError(
-                f"{path}, line {number:,}, is not of a quarantine file ({error}): each line is JSON such as "
-                f'{{"key": "0001", "shard": "shard-000000.tar"}}'
-            ) from error
-        entries.setdefault(entry.identity, entry)
-    return list(entries.values())
-
 
 class Quarantine:
     """Appends entries to a quarantine file, each once in this process.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "bad.jsonl"
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "bad.jsonl"
+    >>> quarantine = Quarantine(str(path))
     >>> for _ in range(2):
-    ...     Quarantine(str(path)).add([BadEntry("0001", "0.tar"), BadEntry("0002", "0.tar")])
-    >>> [entry.key for entry in read(path)]
+    ...     quarantine.add([BadEntry("0001", "0.tar"), BadEntry("0002", "0.tar")])
+    >>> [json.loads(line)["key"] for line in path.read_text().splitlines()]
     ['0001', '0002']
     """
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write, lies_in, open_files_remedy
-from wdsdist._util.host import make_dirs, user_cache_dir
-from wdsdist._util.ownership import is_own_file
+from wdsdist._util.host import is_own_file, make_dirs, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, index_name, load
 from wdsdist.shards.tar.naming import FIRST_DOT

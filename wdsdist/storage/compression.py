@@ -177,19 +177,15 @@ class Expansion:
 
         Raises `ShardDamagedError` when the shard's members unpack to more than they may, and what `unzip` raises.
         """
-        if (member, level) in self._counted:
-            return unzip(data, most)
-        try:
-            content = unzip(data, min(most, self._left))
-        except SampleError as error:
-            if self._left >= most:
-                raise
-            raise ShardDamagedError(
-                f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
-                f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
-            ) from error
-        self._left -= len(content)
-        self._counted.add((member, level))
+        content = unzip(data, most)
+        if (member, level) not in self._counted:
+            if len(content) > self._left:
+                raise ShardDamagedError(
+                    f"the compressed members of its shard unpack to over {self._most:,} bytes together, more than "
+                    f"{_EXPANSION} times its size, as a bomb does: if it is not one, pack them uncompressed"
+                )
+            self._left -= len(content)
+            self._counted.add((member, level))
         return content
 
 

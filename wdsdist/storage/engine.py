@@ -99,7 +99,6 @@ class Download:
         self._patience = patience
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._writing = 0
         self._left = len(tasks)
         self._retries = 0
         self._error: BaseException | None = None
@@ -112,7 +111,6 @@ class Download:
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopped.set()
-            self._changed.wait_for(lambda: not self._writing)
 
     def result(self) -> Transfer:
         """Wait until all requests are answered.
@@ -149,19 +147,13 @@ class Download:
                     raise _Cancelled
                 if not piece:
                     return
-                self._writing += 1
-            try:
-                self._sink(offset, piece)
-            except BaseException as error:
-                self._fail(error)
-                raise _Cancelled from None
-            finally:
-                with self._changed:
-                    self._writing -= 1
-                    request.bytes += len(piece)
-                    received += len(piece)
-                    if self._stopped.is_set():
-                        self._changed.notify_all()
+                try:
+                    self._sink(offset, piece)
+                except BaseException as error:
+                    self._fail(error)
+                    raise _Cancelled from None
+                request.bytes += len(piece)
+                received += len(piece)
 
         try:
             while not self._stopped.is_set():
@@ -246,7 +238,7 @@ def fetch(
     size = None if total < 0 else total
     count = max(1, -(-total // policy.part_bytes))
     parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
-    whole: list[Range] = [(0, size)]
+    ways: list[list[Range]] = [[(0, None)]] if size is None else [parts, [(0, size)]]  # for a server without ranges
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
 
@@ -255,18 +247,14 @@ def fetch(
                     written = os.pwrite(file.fileno(), piece, offset)
                     offset, piece = offset + written, piece[written:]
 
-            def read(ranges: list[Range]) -> Transfer:
-                with begin_ranges(location, ranges, write, options, size=size, deadline=deadline) as download:
-                    return download.result()
-
-            try:
-                done = read(whole if size is None else parts)
-            except StorageError as error:
-                if error.kind != "ranges":
-                    raise
-                done = read(whole)
-            file.truncate(done.bytes)
-            return done
+            while True:
+                try:
+                    done = begin_ranges(location, ways.pop(0), write, options, size=size, deadline=deadline).result()
+                    file.truncate(done.bytes)
+                    return done
+                except StorageError as error:
+                    if error.kind != "ranges":
+                        raise
     except WdsdistError:
         raise
     except OSError as error:

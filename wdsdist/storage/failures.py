@@ -159,28 +159,30 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
     root = causes[-1] if type(error).__module__.startswith("urllib3") else error
     message = f"{shown(location)} cannot be {verb}: "
     message += f"{type(root).__name__}: {scrubbed(str(root), location)[:_LONGEST_CAUSE]}"
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        advice = "if you trust the server, name its certificate or authority by SSL_CERT_FILE"
-        return Failure("invalid", f"{message} ({advice})")
-    if code in _EXPIRED:
-        return Failure("expired", f"{message} (the credentials have expired: renew them)")
-    if kind == "denied" or isinstance(error, PermissionError):
-        return Failure("denied", f"{message} (access is refused: {_what_to_check(location, status, code)})")
-    if any(type(cause).__name__ == "NoCredentialsError" for cause in causes):
-        return Failure("denied", f"{message} ({NO_CREDENTIALS})")
-    if any(isinstance(cause, TimeoutError) for cause in causes):  # S3 calls a slow request a bad one: 400
-        return Failure("timeout", message)
-    if kind is not None:
-        waits = [_retry_after(headers) for *_, headers in answers if headers]
-        return Failure(kind, message, next((seconds for seconds in waits if seconds is not None), None))
-    for cause in causes:
-        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            return Failure("unreachable", f"{message} (no such host: check the URL)")
-        if isinstance(cause, ConnectionRefusedError):
-            return Failure("unreachable", f"{message} (nothing answers at this address: check the URL)")
-    if isinstance(error, _MISTAKES) or any(type(cause).__name__ in _LASTING for cause in causes):
-        return Failure("invalid", message)
-    return Failure("broken", message)
+
+    def is_any(*classes: type[Exception]) -> bool:
+        return any(isinstance(cause, classes) for cause in causes)
+
+    names, advice = {type(cause).__name__ for cause in causes}, ""
+    if is_any(ssl.SSLCertVerificationError):
+        kind, advice = "invalid", "if you trust the server, name its certificate or authority by SSL_CERT_FILE"
+    elif code in _EXPIRED:
+        kind, advice = "expired", "the credentials have expired: renew them"
+    elif kind == "denied" or isinstance(error, PermissionError):
+        kind, advice = "denied", f"access is refused: {_what_to_check(location, status, code)}"
+    elif "NoCredentialsError" in names:
+        kind, advice = "denied", NO_CREDENTIALS
+    elif is_any(TimeoutError):  # S3 calls a slow request a bad one: 400
+        kind = "timeout"
+    elif kind is None and any(getattr(cause, "errno", None) == socket.EAI_NONAME for cause in causes):
+        kind, advice = "unreachable", "no such host: check the URL"
+    elif kind is None and is_any(ConnectionRefusedError):
+        kind, advice = "unreachable", "nothing answers at this address: check the URL"
+    elif kind is None:
+        kind = "invalid" if isinstance(error, _MISTAKES) or names & _LASTING else "broken"
+    waits = [_retry_after(headers) for *_, headers in answers if headers]
+    seconds = next((seconds for seconds in waits if seconds is not None), None)
+    return Failure(kind, f"{message} ({advice})" if advice else message, seconds)
 
 
 def _what_to_check(location: str, status: int | None, code: str) -> str:

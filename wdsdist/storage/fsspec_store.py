@@ -8,11 +8,12 @@ import re
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from wdsdist.storage.failures import Failure
 from wdsdist.storage.store import Entry, Sink
-from wdsdist.storage.urls import StorageOptions, options_for, scheme, scrubbed, shown, split
+from wdsdist.storage.urls import StorageOptions, options_for, scheme, shown, split
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf"}  # fmt: skip
@@ -29,26 +30,24 @@ _used: dict[int, Any] = {}
 parent, and a client that ends closes its connections: the parent would then wait on them."""
 
 
+@dataclass(frozen=True, slots=True)
 class FsspecStore:
     """A store that a client of fsspec speaks to."""
 
-    def __init__(self, client: Any, reading: Mapping[str, Any]) -> None:
-        """Read by a client of fsspec, with some arguments of ``cat_file``."""
-        self._client = client
-        self._reading = reading
+    client: Any
+    reading: Mapping[str, Any]
+    """Arguments of ``cat_file``."""
 
     def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes of a range to ``sink`` at once, as `Store.read` says."""
-        arguments = dict(self._reading)
+        arguments = dict(self.reading)
         if start or stop not in (None, size):
             # One byte more shows that an object is longer than it should be.
             arguments |= {"start": start, "end": stop + 1 if stop is not None and stop == size else stop}
         content = self._call("cat_file", path, timeout, **arguments)
         if stop is not None and len(content) != stop - start:
-            raise Failure(
-                "length",
-                f"{shown(path)} cannot be read: {len(content):,} bytes where there should be {stop - start:,}",
-            )
+            message = f"{shown(path)} cannot be read: {len(content):,} bytes where there should be {stop - start:,}"
+            raise Failure("length", message)
         sink(start, memoryview(content))
         return Entry(split(path)[1], -1 if stop is not None else len(content), "")
 
@@ -58,7 +57,7 @@ class FsspecStore:
 
     def list(self, path: str, *, recursive: bool, timeout: float) -> list[Entry]:
         """Return what a folder holds, or all files below it."""
-        self._client.invalidate_cache()  # what other processes have written since must be in the list
+        self.client.invalidate_cache()  # what other processes have written since must be in the list
         root = path.rstrip("/") + "/"
         try:
             infos = self._call("find" if recursive else "ls", path, timeout, detail=True)
@@ -70,11 +69,11 @@ class FsspecStore:
     def put(self, path: str, content: IO[bytes], *, timeout: float) -> None:
         """Write an object, whole or not at all."""
         # Back ends that want a path get the system's name of the open file.
-        self._client.put_file(f"/proc/self/fd/{content.fileno()}", path)
+        self.client.put_file(f"/proc/self/fd/{content.fileno()}", path)
 
     def delete(self, path: str, *, timeout: float) -> None:
         """Delete an object."""
-        self._client.rm_file(path)
+        self.client.rm_file(path)
 
     def _call(self, verb: str, path: str, timeout: float, **arguments: Any) -> Any:
         """Call a method of the client in a thread, which is abandoned if it takes longer than so many seconds."""
@@ -82,7 +81,7 @@ class FsspecStore:
 
         def work() -> None:
             try:
-                future.set_result(getattr(self._client, verb)(path, **arguments))
+                future.set_result(getattr(self.client, verb)(path, **arguments))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -126,9 +125,6 @@ def fsspec_store(location: str, options: StorageOptions | None) -> tuple[FsspecS
         extra = _EXTRAS.get(scheme(location))
         advice = f'pip install "wdsdist[{extra}]"' if extra else f"install the fsspec back end for {scheme(location)}"
         raise Failure("invalid", f"{shown(location)} needs a package that is not installed: {advice}") from None
-    except ValueError as error:
-        message = f"{shown(location)} cannot be opened: {scrubbed(str(error), location)}"
-        raise Failure("invalid", message) from None
     if hasattr(client, "retries"):  # s3fs and gcsfs: the engine retries, with regard to the deadline
         client.retries = 1
     _used[id(client)] = client

@@ -48,8 +48,6 @@ _KEPT_ALIVE = [
     *urllib3.connection.HTTPConnection.default_socket_options,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
 """Socket options for connections that wait to be used again: else a router may forget one, and say nothing."""
 
@@ -176,9 +174,11 @@ _buffers = threading.local()
 def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, sink: Sink, timeout: float) -> int:
     """Give at most ``length`` bytes of a body to ``sink`` as they arrive; return their number.
 
-    Pieces come in the same memory, one after another: fresh memory would cost a page fault for every 4 KiB.
+    Pieces come in the same memory, one after another: fresh memory would cost a page fault for every 4 KiB. Of a long
+    body, the system gathers a piece for 0.1 s, and wakes this thread for each 256 KiB: to look at each packet costs a
+    third of the CPU of receiving on a link that many connections share (1.75 s/GB, and 1.1 so).
     """
-    body: Any = answer._fp  # type: ignore[attr-defined]
+    body: Any = answer._fp  # type: ignore[attr-defined]  # urllib3's own readinto copies
     if not hasattr(_buffers, "piece"):
         _buffers.piece = memoryview(bytearray(_PIECE))
     wire: Any = getattr(answer.connection, "sock", None)
@@ -189,15 +189,23 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
         room = _buffers.piece if length is None else _buffers.piece[: length - received]
         if not is_plain:
             size = body.readinto(room)
-        elif received:
-            size = _gather(wire, body, room[: body.length])
-            if size < 0:  # nothing has come yet
+        elif not received:  # what has come with the header: nothing of it stays in the buffer of `body`
+            size = body.fp.readinto1(room[: min(io.DEFAULT_BUFFER_SIZE, body.length)])
+            body.length -= size
+            wire.settimeout(None)
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
+        else:
+            room = room[: body.length]
+            # The last bytes of a body would not wake this thread, for nothing comes behind them.
+            waking = _WAKING if body.length - len(room) >= _WAKING else 1
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking)
+            try:
+                size = wire.recv_into(room, flags=socket.MSG_WAITALL)
+            except BlockingIOError:  # nothing has come yet
                 sink(start + received, room[:0])  # which ends the request if nobody waits for it
                 if time.monotonic() >= until:
-                    raise TimeoutError(f"nothing came in {timeout:g} s")
+                    raise TimeoutError(f"nothing came in {timeout:g} s") from None
                 continue
-        else:  # what has come with the header: nothing of it stays in the buffer of `body`
-            size = body.fp.readinto1(room[: min(io.DEFAULT_BUFFER_SIZE, body.length)])
             body.length -= size
         if not size:
             break
@@ -209,27 +217,6 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
     if body.length and (length is None or received < length):
         raise ConnectionAbortedError(f"the connection ended {body.length:,} bytes too early")
     return received
-
-
-def _gather(wire: socket.socket, body: Any, room: memoryview) -> int:
-    """Receive until ``room`` is full or 0.1 s are over; return the number of bytes, -1 if none came.
-
-    The system waits for all of it, and wakes this thread for each 256 KiB: to look at each packet costs a third of the
-    CPU of receiving on a link that many connections share (1.75 s/GB, and 1.1 so).
-    """
-    if not room:
-        return 0
-    wire.settimeout(None)
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
-    # The last bytes of a body would not wake this thread, for nothing comes behind them.
-    waking = _WAKING if body.length - len(room) >= _WAKING else 1
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waking)
-    try:
-        size = wire.recv_into(room, flags=socket.MSG_WAITALL)
-    except BlockingIOError:
-        return -1
-    body.length -= size
-    return size
 
 
 def _release(answer: urllib3.BaseHTTPResponse) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,8 @@ def s3_store(location: str, options: StorageOptions | None) -> HttpStore | None:
 
 
 def _made(location: str, given: Mapping[str, Any]) -> S3Addresses | None:
-    try:
-        import obstore.store  # noqa: F401 - whether it is installed
-    except ImportError:
-        return None
     client = given.get("client_kwargs", {})
-    if set(given) - _KNOWN or set(client) - set(_KNOWN_CLIENT):
+    if find_spec("obstore") is None or set(given) - _KNOWN or set(client) - set(_KNOWN_CLIENT):
         return None
     known = {**given, **{_KNOWN_CLIENT[name]: value for name, value in client.items()}}
     env = os.environ.get

@@ -51,7 +51,10 @@ class Entry:
 
 
 class Store(Protocol):
-    """One store that is read. Each method makes one attempt, and raises whatever the back end raises."""
+    """One store. Each method makes one attempt, and raises whatever the back end raises.
+
+    Over HTTP, a store is only read: it has `read` and `stat` alone.
+    """
 
     def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
         """Give the bytes from ``start`` up to ``stop``, or to the end, to ``sink``; return what is known of the object.
@@ -67,10 +70,6 @@ class Store(Protocol):
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return what the store says of an object."""
-
-
-class WritableStore(Store, Protocol):
-    """One store that is read, listed and written."""
 
     def list(self, path: str, *, recursive: bool, timeout: float) -> builtins.list[Entry]:
         """Return what a folder holds, or all files below it; nothing if there is no such folder."""
@@ -89,7 +88,7 @@ os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.releas
 
 
 def connect(location: str, options: StorageOptions | None, verb: str = "read") -> tuple[Any, str]:
-    """Return the `Store` of a location, a `WritableStore` unless it is to be read, and the path of the location there.
+    """Return the `Store` of a location that does what the verb says, and the path of the location there.
 
     Raises `StorageError` for the web, which is read only.
     """
@@ -113,7 +112,7 @@ def connect(location: str, options: StorageOptions | None, verb: str = "read") -
 
 
 def call(
-    location: str, options: StorageOptions | None, action: Callable[[Any, str, float], T], verb: str = "read",
+    location: str, options: StorageOptions | None, action: Callable[[Store, str, float], T], verb: str = "read",
     deadline: Deadline | None = None,
 ) -> T:  # fmt: skip
     """Run an action on a store in a thread of this process, with retries, and wait; one on a local file at once.
@@ -172,11 +171,7 @@ def read_until(
 
 def stat(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
     """Return what a store says of one file or object. Raises `NotFoundError` if it does not exist."""
-
-    def attempt(store: Store, path: str, timeout: float) -> Entry:
-        return store.stat(path, timeout=timeout)
-
-    return call(location, options, attempt, deadline=deadline)
+    return call(location, options, lambda store, path, timeout: store.stat(path, timeout=timeout), deadline=deadline)
 
 
 def list(  # noqa: A001 - the verb of every store
@@ -187,7 +182,7 @@ def list(  # noqa: A001 - the verb of every store
     Raises `StorageError` for the web, which lists nothing.
     """
 
-    def attempt(store: WritableStore, path: str, timeout: float) -> builtins.list[Entry]:
+    def attempt(store: Store, path: str, timeout: float) -> builtins.list[Entry]:
         return sorted(store.list(path, recursive=recursive, timeout=timeout), key=lambda entry: entry.name)
 
     return call(location, options, attempt, "listed")
@@ -216,7 +211,7 @@ def upload(location: str, options: StorageOptions | None = None) -> Iterator[IO[
                 raise StorageError(f"{shown(location)} cannot be written: {problem}; set TMPDIR") from error
             raise
 
-        def attempt(store: WritableStore, path: str, timeout: float) -> None:
+        def attempt(store: Store, path: str, timeout: float) -> None:
             stream.seek(0)
             store.put(path, stream, timeout=timeout)
 
@@ -236,7 +231,7 @@ class LocalStore:
         """Give the bytes of a range to ``sink``, as `Store.read` says."""
         check_readable(Path(path))
         with Path(path).open("rb", buffering=0) as stream:
-            entry = _local_entry(path, Path(path).name, os.fstat(stream.fileno()))
+            entry = _local_entry(Path(path).name, os.fstat(stream.fileno()))
             end = entry.size if stop is None else stop
             if end > entry.size or size not in (None, entry.size):
                 expected = f"{end if size is None else size:,}"
@@ -253,7 +248,7 @@ class LocalStore:
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return the size and the time of a file."""
-        return _local_entry(path, Path(path).name, Path(path).stat())
+        return _local_entry(Path(path).name, Path(path).stat())
 
     def list(self, path: str, *, recursive: bool, timeout: float) -> builtins.list[Entry]:
         """Return what a folder holds, or all files below it."""
@@ -263,7 +258,7 @@ class LocalStore:
             for each in root.rglob("*") if recursive else root.iterdir():
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     if not (recursive and each.is_dir()):
-                        entries.append(_local_entry(str(each), str(each.relative_to(root)), each.stat()))
+                        entries.append(_local_entry(str(each.relative_to(root)), each.stat()))
         return entries
 
     def put(self, path: str, content: IO[bytes], *, timeout: float) -> None:
@@ -276,6 +271,6 @@ class LocalStore:
         Path(path).unlink(missing_ok=True)
 
 
-def _local_entry(path: str, name: str, status: os.stat_result) -> Entry:
+def _local_entry(name: str, status: os.stat_result) -> Entry:
     stamp = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
     return Entry(name, status.st_size, stamp, stat_bits.S_ISDIR(status.st_mode))

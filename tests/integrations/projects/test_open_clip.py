@@ -71,18 +71,6 @@ def test_each_pair_comes_once_an_epoch_over_the_ranks(
     assert found[0][0] != found[0][1]
 
 
-def test_virtual_epochs_give_each_sample_before_any_comes_again(adapter: Adapter, pools: Path) -> None:
-    data = make(adapter, arguments(pools, "web", train_num_samples=24, batch_size=4))
-    seen: Counter[str] = Counter()
-    for epoch in range(5):
-        data.set_epoch(epoch)
-        texts = captions(data.dataloader)
-        assert len(texts) == data.dataloader.num_samples == 24
-        seen.update(texts)
-    assert set(seen.values()) == {2}
-    assert len(seen) == 60
-
-
 @pytest.mark.parametrize(("factors", "web"), [(None, 4), ("1::1", 4), ("1::2", 3), ("1::4", 2)])
 def test_upsampling_factors_are_shares_of_every_batch(adapter: Adapter, pools: Path, factors: str, web: int) -> None:
     data = make(adapter, arguments(pools, "web", "books", train_data_upsampling_factors=factors))
@@ -142,23 +130,6 @@ def test_captions_come_from_other_members_as_the_page_says(adapter: Adapter, tmp
     names = adapter("open_clip", {'"txt")': '"json")', '["txt"]': '["json"]["caption"]'})
     data = names["get_wds_dataset"](arguments(tmp_path, "pool"), to_tensor, True, tokenizer=lambda text: [text])
     assert Counter(captions(data.dataloader)) == Counter(texts)
-
-
-def test_two_ranks_are_resumed_by_four(adapter: Adapter, pools: Path, on_rank: Callable[..., None]) -> None:
-    seen, states = [], []
-    for rank in range(2):
-        on_rank(rank, 2)
-        data = make(adapter, arguments(pools, "web", batch_size=2))
-        batches = iter(data.dataloader)
-        seen += captions(next(batches) for _ in range(5))
-        states.append(data.dataloader.state_dict())
-    assert states[0] == states[1]
-    for rank in range(4):
-        on_rank(rank, 4)
-        data = make(adapter, arguments(pools, "web", batch_size=2))
-        data.dataloader.load_state_dict(states[0])
-        seen += captions(data.dataloader)
-    assert Counter(seen) == {f"web {n}": 1 for n in range(60)}
 
 
 def test_evaluation_gives_every_pair_in_order_on_one_rank(

@@ -84,19 +84,3 @@ def test_sources_are_mixed_by_their_weights_and_short_sequences_replaced(
     found = numbers(make(adapter, manifests, train_data_mix_weights=[2.0, 1.0], train_num_samples=90))
     assert sum(number >= 100 for number in found) == 30
     assert {number for number in found if number < 100} == set(range(30)) - SHORT
-
-
-def test_an_epoch_is_resumed_by_more_ranks(
-    adapter: Adapter, manifests: list[str], on_rank: Callable[[int, int], None]
-) -> None:
-    on_rank(0, 1)
-    whole = sorted(numbers(make(adapter, manifests[1:], train_num_samples=10, per_gpu_batch_size=1)))
-    data = make(adapter, manifests[1:], train_num_samples=10, per_gpu_batch_size=1)
-    batches = iter(data.dataloader)
-    seen = [int(next(batches)[0][0, 0]) for _ in range(4)]
-    for rank in range(2):
-        on_rank(rank, 2)
-        again = make(adapter, manifests[1:], train_num_samples=10, per_gpu_batch_size=1)
-        again.dataloader.load_state_dict(data.dataloader.state_dict())
-        seen += numbers(again)
-    assert sorted(seen) == whole == list(range(100, 110))

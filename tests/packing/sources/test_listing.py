@@ -47,7 +47,7 @@ def test_samples_are_those_of_sorted_folders(found: set[str], random: object) ->
     assert result.sizes.tolist() == [files[path] for path in in_order]
     assert result.positions.tolist() == [valid.index(path) for path in in_order]
     stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
-    assert result.stored_sizes(has_label=False).tolist() == stored
+    assert result.stored_sizes().tolist() == stored
 
 
 @pytest.mark.parametrize("length", [90, 99, 100, 101, 150, 255, 256, 300])
@@ -55,7 +55,7 @@ def test_stored_sizes_know_long_paths(length: int) -> None:
     for folder in ("f", "f" * 60, "é" * 30):
         name = "n" * (length - len(folder.encode()) - 5) + ".bin"
         result = list_samples(opened({f"{folder}/{name}": 8**11 if length == 90 else 5}))
-        assert result.stored_sizes(has_label=False).tolist() == [stored_size(f"{folder}/{name}", int(result.sizes[0]))]
+        assert result.stored_sizes().tolist() == [stored_size(f"{folder}/{name}", int(result.sizes[0]))]
 
 
 def test_any_change_gives_another_digest() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Event
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -24,8 +22,8 @@ from wdsdist.storage.waiting import LongWait
 
 _log = logging.getLogger("wdsdist")
 
-_SECONDS_FOR_LOCK = 1.0
-"""To set an event whose lock workers hold for microseconds."""
+_SECONDS_TO_END = 1.0
+"""Seconds for workers to end, and to take a lock that they hold for microseconds."""
 _SHORTEST_POLL = 0.01
 """Seconds to wait for a batch at least, before the clock is read again."""
 
@@ -41,15 +39,15 @@ def default_workers(ranks: int) -> int:
     return min(_MOST_WORKERS, share_of_cores(cpu_count(), ranks))
 
 
-class _SafeEvent:
-    """The shutdown event of torch's workers, whose ``set()`` cannot hang after a worker was killed.
+class _ShutdownEvent:
+    """The event by which torch ends its workers: to set it cannot hang, and leaves none that is busy.
 
-    A worker that is killed while it reads the event takes the event's lock with it. Torch sets the event whenever it
-    ends workers, and would hang.
+    A worker that is killed while it reads the event takes the event's lock with it: torch would hang. And torch would
+    wait 5 s for each worker in the middle of a batch, though nobody takes that batch any more.
     """
 
-    def __init__(self, event: Event) -> None:
-        self._event = event
+    def __init__(self, event: Any, workers: list[Any], index_queues: list[Any]) -> None:
+        self._event, self._workers, self._index_queues = event, workers, index_queues
         self._is_set = False
 
     def is_set(self) -> bool:
@@ -57,9 +55,17 @@ class _SafeEvent:
 
     def set(self) -> None:
         self._is_set = True
-        setting = threading.Thread(target=self._event.set, daemon=True)
-        setting.start()
-        setting.join(_SECONDS_FOR_LOCK)
+        if self._event._cond.acquire(True, _SECONDS_TO_END):
+            self._event._cond.release()
+            self._event.set()
+        for queue in self._index_queues:
+            queue.put(None)
+        end = time.monotonic() + _SECONDS_TO_END
+        for worker in self._workers:
+            worker.join(max(0.0, end - time.monotonic()))
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.terminate()
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
@@ -75,7 +81,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             self._shutdown = True
             _kill_workers(self)
             raise
-        self._workers_done_event: Any = _SafeEvent(self._workers_done_event)
+        self._workers_done_event: Any = _ShutdownEvent(self._workers_done_event, self._workers, self._index_queues)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._wait = LongWait()

@@ -25,7 +25,7 @@ from wdsdist.errors import ShardDamagedError, SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.files import Files
-from wdsdist.packing.sources.listing import Taken
+from wdsdist.packing.sources.listing import Listing
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.naming import is_tar
@@ -35,7 +35,6 @@ from wdsdist.storage import compression
 _LOCAL_HEADER = 30  # bytes before each entry of a zip, at least
 _ENCRYPTED = 0x41  # flags: by a password, or strongly
 _UNIX = 3  # the system that an archive was made on
-_MOST_EXPANSION = 1032  # of deflate: 258 bytes by two bits
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, IndexError,
            OverflowError, struct.error, zlib.error)  # fmt: skip
 """What `zipfile` raises for an archive or an entry that is damaged or cut."""
@@ -46,7 +45,7 @@ class TarSamples:
     """Some samples of a tar archive."""
 
     file: FileStamp
-    taken: Taken
+    taken: Listing
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
@@ -112,7 +111,7 @@ class ZipSamples:
     """Some samples of a zip archive; a file's position is the number of its entry in the archive's directory."""
 
     file: FileStamp
-    taken: Taken
+    taken: Listing
 
     def __iter__(self) -> Iterator[Sample]:
         self.file.check()
@@ -190,8 +189,4 @@ def _problem(info: zipfile.ZipInfo) -> str:
         return "is encrypted: decrypt the archive first"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"is compressed by method {info.compress_type}, which is not read here: unpack the archive"
-    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-        return f"has {info.compress_size:,} stored bytes, but {info.file_size:,} in the directory: fetch it again"
-    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
-        return f"has {info.file_size:,} bytes in the directory, more than can be in {info.compress_size:,}"
     return ""

@@ -25,7 +25,7 @@ column of strings to an extension that strings cannot be encoded as, such as ``j
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -64,56 +64,52 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """How a member is made of a row."""
-
-    columns: tuple[int, ...]
-    """Numbers of its columns; an object has several."""
-    extension: str
-    """Ends in ``*`` if each file has its own."""
-    form: Literal["file", "value", "object"]
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """How the rows of a table become samples."""
 
     columns: tuple[Column, ...]
-    key: int | None
-    """Number of the column with the key."""
-    members: tuple[Member, ...]
+    extensions: tuple[str, ...]
+    """What each column becomes: an extension, which ends in ``*`` if each file has its own; `KEY`; empty if nothing."""
+    is_object: bool
+    """Whether the columns that become ``json`` are the entries of one object."""
+
+    @property
+    def key(self) -> int | None:
+        """Number of the column with the key."""
+        return self.extensions.index(KEY) if KEY in self.extensions else None
 
     @property
     def label(self) -> int | None:
-        """The number of the column that becomes ``cls``."""
-        of_values = (member for member in self.members if member.form == "value")
-        return next((member.columns[0] for member in of_values if member.extension == "cls"), None)
+        """Number of the column that becomes ``cls``."""
+        return next(
+            (number for number in self.used if self.extensions[number] == "cls" and not self.is_file(number)), None
+        )
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the numbers in ``cls``."""
         return None if self.label is None else self.columns[self.label].classes
 
-    def with_classes(self, strings: Iterable[str]) -> Layout:
-        """Return the layout with the strings of the label numbered in sorted order."""
-        columns = list(self.columns)
-        assert self.label is not None
-        columns[self.label] = replace(columns[self.label], classes=tuple(sorted(strings)))
-        return replace(self, columns=tuple(columns))
+    @property
+    def used(self) -> list[int]:
+        """Numbers of the columns that are read."""
+        return [number for number, extension in enumerate(self.extensions) if extension]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns that are read."""
+        return [self.columns[number].name for number in self.used]
+
+    def is_file(self, number: int) -> bool:
+        """Return whether the values of a column are paths of the files that it becomes."""
+        content, extension = self.columns[number].content, self.extensions[number].lower()
+        is_text = last_part(extension.removesuffix(".gz")) in _OF_TEXT
+        return extension != KEY and (content == "path" or (content == "text" and not is_text))
 
     def notes(self) -> dict[str, str]:
-        """Return what each column is packed as: an extension, ``"__key__"``, or ``""`` if it is left out."""
-        becomes = {column.name: "" for column in self.columns if column.name}
-        for member in self.members:
-            becomes.update({self.columns[number].name: member.extension for number in member.columns})
-        if self.key is not None:
-            becomes[self.columns[self.key].name] = KEY
-        return becomes
-
-    def used(self) -> list[int]:
-        """Return the numbers of the columns that are read."""
-        numbers = {number for member in self.members for number in member.columns}
-        return sorted(numbers if self.key is None else numbers | {self.key})
+        """Return what each column becomes, by its name."""
+        pairs = zip(self.columns, self.extensions, strict=True)
+        return {column.name: extension for column, extension in pairs if column.name}
 
 
 def suffix(path: str) -> str:
@@ -161,27 +157,15 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
             f"columns names {unknown[0]!r}, but {label} has the columns {', '.join(names)}", argument="columns"
         )
     key = _key_column(columns, mapped)
-    members: list[Member] = []
-    taken: set[str] = set()
-
-    def add(number: int, extension: str, form: Literal["file", "value"]) -> None:
-        taken.add(extension.lower())
-        members.append(Member((number,), extension, form))
-
+    extensions, taken, rest = [""] * len(columns), set[str](), list[int]()
     for number, column in enumerate(columns):
-        extension = mapped.get(column.name, "")
-        if number == key or not extension:
-            continue
-        if extension.lower() in taken:
+        extension = KEY if number == key else mapped.get(column.name, "")
+        if extension and extension.lower() in taken:
             raise ArgumentError(
                 f"columns maps two columns to {extension!r}: give one another extension", argument="columns"
             )
-        is_text = last_part(extension.lower().removesuffix(".gz")) in _OF_TEXT
-        add(
-            number,
-            extension,
-            "file" if column.content == "path" or (column.content == "text" and not is_text) else "value",
-        )
+        extensions[number] = extension
+        taken |= {extension.lower()} - {""}
 
     def is_label(column: Column) -> bool:
         is_named = column.content in ("integer", "text") and column.name.lower() in LABEL_NAMES
@@ -195,35 +179,39 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
     texts = [column for _, column in left if column.content == "text" and not is_label(column)]
     named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
     text = next(iter(named or (texts if len(texts) == 1 else [])), None)
-    rest: list[int] = []
     for number, column in left:
         name = _OTHER.sub("_", column.name).strip("_") or "column"
         if column.content == "path":
-            add(number, f"{name}.*" if column.extension in taken else "*", "file")
+            extensions[number] = f"{name}.*" if column.extension in taken else "*"
             taken.add(column.extension)
-        elif column.content == "bytes" or is_label(column):
+            continue
+        if column.content == "bytes" or is_label(column):
             extension = (column.extension or name) if column.content == "bytes" else "cls"
-            add(number, f"{name}.{extension}" if extension.lower() in taken else extension, "value")
+            extension = f"{name}.{extension}" if extension.lower() in taken else extension
         elif column.content == "list":
-            add(number, name if name == "npy" else f"{name}.npy", "value")
+            extension = name if name == "npy" else f"{name}.npy"
         elif column is text and "txt" not in taken:
-            add(number, "txt", "value")
+            extension = "txt"
         else:
             rest.append(number)
-    if rest:
-        only = columns[rest[0]]
-        if "json" in taken:
-            raise ArgumentError(
-                f"{', '.join(columns[number].name for number in rest)} of {label} would become the member json, which "
-                f"another column is mapped to: give them extensions too, or leave them out, as in "
-                f"columns={{{only.name!r}: ''}}",
-                argument="columns",
-            )
-        is_json = len(rest) == 1 and (only.name, only.content) == ("json", "other")
-        members.append(Member(tuple(rest), "json", "value" if is_json else "object"))
-    if not members:
+            continue
+        extensions[number] = extension
+        taken.add(extension.lower())
+    if rest and "json" in taken:
+        raise ArgumentError(
+            f"{', '.join(columns[number].name for number in rest)} of {label} would become the member json, which "
+            f"another column is mapped to: give them extensions too, or leave them out, as in "
+            f"columns={{{columns[rest[0]].name!r}: ''}}",
+            argument="columns",
+        )
+    for number in rest:
+        extensions[number] = "json"
+    is_json = [(columns[number].name, columns[number].content) for number in rest] == [("json", "other")]
+    kept = tuple(replace(column, values=()) for column in columns)
+    layout = Layout(kept, tuple(extensions), is_object=bool(rest) and not is_json)
+    if not set(extensions) - {"", KEY}:
         raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
-    if not any(member.form == "file" or columns[member.columns[0]].content == "bytes" for member in members):
+    if not any(layout.is_file(number) or columns[number].content == "bytes" for number in layout.used):
         # A table of paths that name files elsewhere would be packed without its files.
         for number, column in enumerate(columns):
             is_used = number == key or column.name in mapped or is_label(column)
@@ -233,7 +221,7 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
                     f"beside it: name the folder that its paths start from by root=, or map the column, as in "
                     f"columns={{{column.name!r}: 'txt'}}, if it is to be a string"
                 )
-    return Layout(tuple(replace(column, values=()) for column in columns), key, tuple(members))
+    return layout
 
 
 def _key_column(columns: Sequence[Column], mapped: Mapping[str, str]) -> int | None:

@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import OnError, Options
 from wdsdist.packing.payloads import Sample
-from wdsdist.packing.sources.listing import Folder, Listing, Taken, decoded, first_of_layouts, list_samples, shown
+from wdsdist.packing.sources.listing import Folder, Listing, decoded, first_of_layouts, list_samples, shown
 from wdsdist.packing.sources.source import Contents, LeftOut, Source
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
@@ -137,7 +138,7 @@ class Files:
         self,
         kind: str,
         options: Options,
-        samples: Callable[[Taken], Iterable[Sample]],
+        samples: Callable[[Listing], Iterable[Sample]],
         *,
         state: str,
         root: bytes = b"",
@@ -174,6 +175,7 @@ class Files:
         if wrong and self.on_error == "raise":
             raise SourceError(f"{label}/{wrong[min(wrong)]}; or leave such samples out with on_error='skip'")
         classes, stray = _find_classes(label, listing, tops, options)
+        listing = replace(listing, classes=classes)
         numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
         if not len(numbers):
             why = f"for instance: {wrong[min(wrong)]}" if wrong else "for no file lies in a class folder"
@@ -205,8 +207,8 @@ class Files:
 
         def load(_: Source) -> Contents:
             contents = Contents(
-                sizes=listing.stored_sizes(has_label=classes is not None),
-                take=lambda indices: samples(Taken.of(listing, indices, classes)),
+                sizes=listing.stored_sizes(),
+                take=lambda indices: samples(listing.take(indices)),
                 notes=notes,
                 left_out=tuple(left_out),
                 layouts=layouts,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import FilePayload, Sample
 from wdsdist.packing.sources.files import CLUTTER_FOLDERS, HIDDEN, Files
-from wdsdist.packing.sources.listing import Folder, Taken, decoded
+from wdsdist.packing.sources.listing import Folder, Listing, decoded
 from wdsdist.packing.sources.source import Candidate, Source
 from wdsdist.shards.tar.member_names import split_name, why_skipped
 
@@ -21,7 +21,7 @@ class FolderSamples:
     """Some samples of a folder."""
 
     root: str
-    taken: Taken
+    taken: Listing
 
     def __iter__(self) -> Iterator[Sample]:
         above = f"{self.root}/"

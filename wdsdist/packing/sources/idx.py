@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import math
 import re
 import struct
@@ -25,6 +24,7 @@ from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import Sample, sample_size
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
+from wdsdist.samples.encoders import encode
 from wdsdist.storage import compression
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
@@ -46,11 +46,9 @@ class IdxSamples:
     def __iter__(self) -> Iterator[Sample]:
         images = _load(self.images)
         labels = _load(self.labels) if self.labels else None
-        stream = io.BytesIO()  # what `np.save` writes before the data of one image
-        image = np.empty(images.shape[1:], images.dtype.newbyteorder("<"))
-        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(image))
+        stored = images.dtype.newbyteorder("<")
         for index in self.indices:
-            data = stream.getvalue() + images[index].astype(image.dtype).tobytes()
+            data = encode("npy", images[index].astype(stored))
             label = [] if labels is None else [("cls", str(labels[index]).encode())]
             yield f"{self.prefix}-{index:0{self.digits}d}", [*label, ("npy", data)]
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ class Listing:
     digest: str
     """A digest of all paths, sizes and times."""
     key_rule: str = FIRST_DOT
+    classes: tuple[str, ...] | None = None
+    """The outermost folders, if the number of its folder is to be the ``cls`` of each sample."""
 
     @property
     def num_samples(self) -> int:
@@ -129,13 +131,14 @@ class Listing:
         ids = self.extension_ids[slice(*self.sample_files[sample : sample + 2].tolist())]
         return tuple(sorted(self.extensions[number].lower() for number in ids.tolist()))
 
-    def stored_sizes(self, *, has_label: bool) -> Int64s:
-        """int64 [samples]: bytes that each sample takes in a tar, with the ``cls`` that a label becomes.
+    def stored_sizes(self) -> Int64s:
+        """int64 [samples]: bytes that each sample takes in a tar.
 
         The size of a sample with a problem is not exact: its names may be no UTF-8.
         """
         if not self.num_samples:
             return np.empty(0, np.int64)
+        has_label = self.classes is not None
         samples = np.add.reduceat(self.sizes + BLOCK + -self.sizes % BLOCK, self.sample_files[:-1])
         samples += 2 * BLOCK * has_label
         odd = set(self.samples_of(self.odd).tolist())
@@ -145,6 +148,44 @@ class Listing:
             members += [(f"{self.key(sample)}.cls", 1)] * has_label
             samples[sample] = sum(stored_size(name, size) for name, size in members)
         return samples
+
+    def take(self, samples: Int64s) -> Listing:
+        """Return some samples, by their numbers: a small listing, for it travels to the process that writes them."""
+        starts, stops = self.sample_files[samples], self.sample_files[samples + 1]
+        ends = np.cumsum(stops - starts)
+        files = np.repeat(stops - ends, stops - starts) + np.arange(int(ends[-1]) if len(ends) else 0)
+        bounds = zip(self.name_ends[files].tolist(), self.name_ends[files + 1].tolist(), strict=True)
+        names, sample_files = [self.name_bytes[start:stop] for start, stop in bounds], np.append(0, ends)
+        return replace(
+            self,
+            folders=[self.folders[number] for number in self.folders_of(starts).tolist()],  # one for each sample
+            folder_files=sample_files,
+            name_bytes=bytearray().join(names),
+            name_ends=np.cumsum([0, *map(len, names)]),
+            numbers=self.numbers[files],
+            extension_ids=self.extension_ids[files],
+            sample_files=sample_files,
+            odd=np.empty(0, np.int64),
+            problems={},
+        )
+
+    def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
+        """Yield the samples; ``payload`` gives a file's data for its path, size and position (0 in a folder)."""
+        ends, extension_ids, numbers = self.name_ends.tolist(), self.extension_ids.tolist(), self.numbers.tolist()
+        starts, folders = self.sample_files.tolist(), self.folders_of(self.sample_files[:-1]).tolist()
+        labels = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
+        for number, start, stop in zip(folders, starts, starts[1:], strict=False):
+            folder = self.folders[number]
+            members: list[tuple[str, Payload]] = []
+            for file in range(start, stop):
+                path = folder + self.name_bytes[ends[file] : ends[file + 1]].decode()
+                extension = self.extensions[extension_ids[file]]
+                members.append((extension, payload(path, *numbers[file])))
+            key = path[: -len(extension) - 1]
+            if self.classes is not None:
+                members.append(("cls", labels[folder.partition("/")[0]]))
+                members.sort(key=lambda member: member[0])
+            yield key if self.key_rule == FIRST_DOT else escaped(key), members
 
 
 def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FIRST_DOT) -> Listing:
@@ -253,61 +294,3 @@ def first_of_layouts(
     _, first, counts = np.unique(sums[samples], return_index=True, return_counts=True)
     order = np.argsort(first)
     return first[order], counts[order]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Some samples of a listing: small, for it travels to the process that writes them."""
-
-    folders: list[str]
-    """Paths under the root, with a slash at their end."""
-    in_folders: list[int]
-    """For each sample, the index of its folder in ``folders``."""
-    counts: list[int]
-    """Files of each sample."""
-    names: str
-    """The names of all files in their folders, a line for each."""
-    sizes: list[int]
-    """Bytes of each file."""
-    positions: list[int]
-    """Where an archive holds each file."""
-    labels: list[int] | None
-    """What each sample's ``cls`` is to hold."""
-    key_rule: str
-    """Where keys end in the names."""
-
-    @classmethod
-    def of(cls, listing: Listing, samples: Int64s, classes: tuple[str, ...] | None) -> Taken:
-        """Return some samples of a listing, by their numbers; the outermost folder of each is one of the classes."""
-        starts, stops = listing.sample_files[samples], listing.sample_files[samples + 1]
-        counts = stops - starts
-        before = np.cumsum(counts) - counts
-        files = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
-        numbers, in_folders = np.unique(listing.folders_of(starts), return_inverse=True)
-        bounds = zip(listing.name_ends[files].tolist(), listing.name_ends[files + 1].tolist(), strict=True)
-        names = b"\n".join([listing.name_bytes[start:stop] for start, stop in bounds]).decode()
-        folders, own = [listing.folders[number] for number in numbers.tolist()], in_folders.reshape(-1).tolist()
-        labels = None
-        if classes is not None:
-            of_classes = {name: number for number, name in enumerate(classes)}
-            of_folders = [of_classes[folder.partition("/")[0]] for folder in folders]
-            labels = [of_folders[folder] for folder in own]
-        sizes, positions = listing.sizes[files].tolist(), listing.positions[files].tolist()
-        return cls(folders, own, counts.tolist(), names, sizes, positions, labels, listing.key_rule)
-
-    def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
-        """Yield the samples; ``payload`` gives a file's data for its path, size and position (0 in a folder)."""
-        files = zip(self.names.split("\n"), self.sizes, self.positions, strict=True)
-        is_first_dot, find_dot = self.key_rule == FIRST_DOT, cutter(self.key_rule)
-        for number, (index, count) in enumerate(zip(self.in_folders, self.counts, strict=True)):
-            folder = self.folders[index]
-            members: list[tuple[str, Payload]] = []
-            for _ in range(count):
-                name, size, offset = next(files)
-                dot = find_dot(name)
-                members.append((name[dot + 1 :], payload(folder + name, size, offset)))
-            key = folder + name[:dot]
-            if self.labels is not None:
-                members.append(("cls", b"%d" % self.labels[number]))
-                members.sort(key=lambda member: member[0])
-            yield key if is_first_dot else escaped(key), members

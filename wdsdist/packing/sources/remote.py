@@ -19,7 +19,7 @@ from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageErr
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
 from wdsdist.packing.sources.files import Files
-from wdsdist.packing.sources.listing import Taken
+from wdsdist.packing.sources.listing import Listing
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
 from wdsdist.shards.manifest import check_location
@@ -32,7 +32,7 @@ _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are writ
 class RemoteSamples:
     """Some samples of a remote folder."""
 
-    taken: Taken
+    taken: Listing
     urls: dict[int, str] = field(repr=False)
     """The URLs of the samples' files, by their number in the listing."""
     options: storage.StorageOptions = field(repr=False)
@@ -119,8 +119,8 @@ def find(url: str, options: Options) -> Source:
         problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
         listed.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
 
-    def samples(taken: Taken) -> RemoteSamples:
-        urls = {position: storage.join(folder, entries[position].name) for position in taken.positions}
+    def samples(taken: Listing) -> RemoteSamples:
+        urls = {position: storage.join(folder, entries[position].name) for position in taken.positions.tolist()}
         return RemoteSamples(taken, urls, bound)
 
     return listed.source("folder", options, samples, state="\0".join(["folder", *(entry.stamp for entry in entries)]))

@@ -27,10 +27,10 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import FilePayload, Sample, broken, numbered
+from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Layout, check_columns, choose, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, LeftOut, Source
-from wdsdist.packing.sources.table_rows import Finder, RowError, Rows, is_bytes, is_numbers, list_rows
+from wdsdist.packing.sources.table_rows import Finder, is_bytes, is_numbers, list_rows, row_samples
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -142,6 +142,14 @@ class _Files(NamedTuple):
     stamps: tuple[FileStamp, ...]
     kind: Kind
 
+    def check(self) -> None:
+        for stamp in self.stamps:
+            stamp.check()
+
+    def table(self) -> Table:
+        self.check()
+        return _opened(self)
+
 
 @functools.lru_cache(maxsize=4)
 def _opened(files: _Files) -> Table:
@@ -154,8 +162,6 @@ class _RowSamples:
 
     source: Any
     """Table files (`_Files`), a carried ``Dataset``, or rows of a text file, whose copy other processes cannot see."""
-    names: list[str]
-    """The columns that are read."""
     layout: Layout
     root: str
     rows: Int64s
@@ -166,33 +172,21 @@ class _RowSamples:
     """int64 [rows, members that may be files]: bytes of each file that a row had when it was listed, then -1."""
 
     def __iter__(self) -> Iterator[Sample]:
-        finder, take = Finder(self.root), None
-        if isinstance(self.source, _Files):
-            for stamp in self.source.stamps:
-                stamp.check()
-            take = _opened(self.source).take
-        elif isinstance(self.source, Carried):
-            take = self.source.value.take
-        for start in range(0, len(self.rows), _AT_ONCE):
-            numbers = self.rows[start : start + _AT_ONCE]
-            part = self.source.slice(start, len(numbers)) if take is None else take(numbers, self.names)
-            # Rows of chunked arrays would be searched chunk by chunk.
-            columns = [
-                column.combine_chunks() if column.num_chunks != 1 else column.chunk(0) for column in part.columns
-            ]
-            parsed = Rows(self.layout, finder, columns)
-            for row, number in enumerate(numbers.tolist()):
-                try:
-                    members = parsed.members(row)
-                    key = parsed.key(row, number, members)
-                except RowError as error:
-                    reason = SourceError(f"{self.row_names[start + row]}: {error}")
-                    yield broken(parsed.string_key(row) or numbered(number), reason)
-                    continue
-                sizes = iter(self.file_sizes[start + row].tolist())
-                members = [(extension, replace(data, size=next(sizes)) if isinstance(data, FilePayload) else data)
-                           for extension, data in members]  # fmt: skip
-                yield key, sorted(members, key=lambda member: member[0])
+        rows = self.rows.tolist()
+        names = dict(zip(rows, self.row_names, strict=True))
+        sizes = dict(zip(rows, map(iter, self.file_sizes.tolist()), strict=True))
+        return row_samples(
+            self.layout, Finder(self.root), self._batches(), rows, names.__getitem__, lambda row, _: next(sizes[row])
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        parts: Iterable[Any] = [self.source]
+        if isinstance(self.source, (_Files, Carried)):
+            table = self.source.value if isinstance(self.source, Carried) else self.source.table()
+            starts = range(0, len(self.rows), _AT_ONCE)
+            parts = (table.take(self.rows[start : start + _AT_ONCE], self.layout.names) for start in starts)
+        for part in parts:  # rows of chunked arrays would be searched chunk by chunk
+            yield from part.combine_chunks().to_batches(max_chunksize=_AT_ONCE)
 
 
 def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], options: Options) -> Source:
@@ -221,16 +215,14 @@ def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], 
     state = hashlib.sha256(f"{kind}\0{notes}\0{listing.digest}\n".encode("utf-8", "surrogatepass"))
     names = [f"{os.path.relpath(stamp.path, home)}\0{stamp.size}\0{stamp.mtime_ns}\n" for stamp in stamps]
     state.update("".join([*names, *map(str, left_out)]).encode("utf-8", "surrogatepass"))
-    used = [layout.columns[number].name for number in layout.used()]
 
     def take(rows: Int64s) -> _RowSamples:
         read_from: Any = source
-        if kind in ("csv", "tsv", "jsonl"):
-            for stamp in stamps:
-                stamp.check()
-            read_from = table.take(rows, used)
+        if isinstance(source, _Files) and source.kind in ("csv", "tsv", "jsonl"):
+            source.check()
+            read_from = table.take(rows, layout.names)
         row_names = [table.row_name(row) for row in rows.tolist()]
-        return _RowSamples(read_from, used, layout, finder.root, rows, row_names, listing.file_sizes[rows])
+        return _RowSamples(read_from, layout, finder.root, rows, row_names, listing.file_sizes[rows])
 
     contents = Contents(
         sizes=listing.sizes,
@@ -263,7 +255,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
         )
     for field in table.schema:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        column = Column(field.name, "other", classes=classes.get(field.name))
+        column = Column(field.name, "other")
         if field.metadata == JSON_TEXT:
             column = replace(column, is_json=True)
         elif not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
@@ -286,7 +278,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
             else:
                 column = replace(column, content="path", extension=suffix(path), values=strings)
         elif types.is_integer(kind) or (types.is_boolean(kind) and field.name.lower() in LABEL_NAMES):
-            column = replace(column, content="integer")
+            column = replace(column, content="integer", classes=classes.get(field.name))
         elif types.is_floating(kind):
             column = replace(column, content="number")
         elif is_numbers(field.type):
@@ -340,4 +332,6 @@ def _numbered(layout: Layout, table: Table, mapped: Mapping[str, str]) -> Layout
             f"column {name!r} of {table.label} holds integers as strings, such as {integers[0]!r:.100}, which would be "
             f"numbered in the order of all strings: keep them by columns={{{name!r}: 'index'}}, or number them by 'cls'"
         )
-    return layout.with_classes(strings)
+    columns = list(layout.columns)
+    columns[layout.label] = replace(columns[layout.label], classes=tuple(sorted(strings)))
+    return replace(layout, columns=tuple(columns))

@@ -6,14 +6,14 @@ A first pass over all rows lists their sizes and keys. The rows of a shard are r
 from __future__ import annotations
 
 import datetime
-import functools
 import hashlib
+import itertools
 import json
 import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,15 +27,15 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
-from wdsdist.packing.payloads import FilePayload, Payload, numbered
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
 from wdsdist.samples.encoders import encode
-from wdsdist.shards.tar.writer import stored_size
 
 _BATCH_BYTES = 32 << 20
-_SAMPLED = 64
-"""One row in so many identifies a ``Dataset`` object by all bytes in it; the others count by their lengths."""
+_SAMPLED, _SMALL = 64, 4096
+"""Members of a ``Dataset`` object with more bytes than the latter are compared by their lengths, but in one row in
+so many."""
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
 
 
@@ -90,121 +90,126 @@ class Finder:
         return real
 
 
-def _status(path: str) -> os.stat_result:
-    """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - as above
-    except FileNotFoundError as error:
-        raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
-    except (OSError, ValueError) as error:
-        raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise RowError(f"{path} is no file")
-    return status
-
-
-class Rows:
-    """Some rows of a table, and the key and members of each.
+def row_samples(
+    layout: Layout,
+    finder: Finder,
+    batches: Iterable[Any],
+    rows: Iterable[int],
+    name_of: Callable[[int], str],
+    size_of: Callable[[int, str], int],
+) -> Iterator[Sample]:
+    """Yield the sample of each row; a row that cannot be a sample is a `broken` one.
 
     Args:
         layout: how columns become members.
         finder: finds the files that rows name.
-        arrays: the Arrow arrays of the columns that the layout uses, in their order.
+        batches: the rows as Arrow record batches of the columns that the layout uses, in their order.
+        rows: the number of each row in the table.
+        name_of: returns where a row stands, by its number.
+        size_of: returns the bytes of a file, by the number of the row that names it and its path.
     """
-
-    def __init__(self, layout: Layout, finder: Finder, arrays: Sequence[Any]) -> None:
-        self._layout, self._finder = layout, finder
-        self._arrays = dict(zip(layout.used(), arrays, strict=True))
-        of_bytes = {number for number in self._arrays if layout.columns[number].content == "bytes"}
-        # A whole column becomes Python's values at a third of the cost of one value at a time.
-        self._values = {
-            number: array.to_pylist()
-            for number, array in self._arrays.items()
-            if number not in of_bytes and not is_numbers(array.type)
-        }
-
-    def members(self, row: int) -> list[tuple[str, Payload]]:
-        """Return the members of a row; a file has no size yet. Raises `RowError` for a row that cannot be a sample."""
-        return list(self._members(row))
-
-    def key(self, row: int, number: int, members: list[tuple[str, Any]]) -> str:
-        """Return the key of a row, so that readers find it and its members; ``number`` is the row's in the table."""
-        if not members:
-            raise RowError("all values that could be a member are missing: remove the row")
-        if self._layout.key is None:
-            return numbered(number)
-        key, column = self.string_key(row), self._layout.columns[self._layout.key].name
-        try:
-            check_key(key)
-        except SourceError as error:
-            raise RowError(
-                f"column {column!r} holds what cannot be a key: {error}. Leave such rows out with on_error='skip', or "
-                f"the column with columns={{{column!r}: ''}}"
-            ) from error
-        return key
-
-    def string_key(self, row: int) -> str:
-        """Return the value of the key column, or an empty string."""
-        value = None if self._layout.key is None else self._values[self._layout.key][row]
-        return "" if value is None else str(value)
-
-    def _value(self, number: int, row: int) -> Any:
-        values, column = self._values.get(number), self._layout.columns[number]
-        value = numbers_at(self._arrays[number], row) if values is None else values[row]
-        return json.loads(value) if column.is_json and value is not None else value
-
-    def _members(self, row: int) -> Iterator[tuple[str, Payload]]:
-        for member in self._layout.members:
-            number = member.columns[0]
-            column = self._layout.columns[number]
-            if member.form == "object":
-                values = [(self._layout.columns[index], self._value(index, row)) for index in member.columns]
-                content = {part.name: _plain(part, value) for part, value in values}
-                yield member.extension, _encoded("json", content, column)
-            elif column.content == "bytes":
-                if (data := self._bytes(number, row, column)) is not None:
-                    yield member.extension, data
-            elif (value := self._value(number, row)) is None:
-                continue
-            elif member.form == "file":
-                own = suffix(value) if isinstance(value, str) else ""
-                if not own and member.extension.endswith("*"):
-                    raise RowError(
-                        f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}"
-                    )
-                yield member.extension.replace("*", own), self._file(value, column)
+    numbers, key_column = iter(rows), layout.key
+    in_json = [number for number in layout.used if layout.is_object and layout.extensions[number] == "json"]
+    own = [number for number in layout.used if number != key_column and number not in in_json]
+    forms = [(number, layout.columns[number], layout.extensions[number], layout.is_file(number)) for number in own]
+    entries = [(number, layout.columns[number]) for number in in_json]
+    for batch in batches:
+        values: list[Iterable[Any]] = [itertools.repeat(None)] * len(layout.columns)
+        for position, arrow in zip(layout.used, batch.columns, strict=True):
+            values[position] = _values(layout.columns[position], arrow)
+        for row, number in zip(zip(*values, strict=False), numbers, strict=False):
+            key = "" if key_column is None or row[key_column] is None else str(row[key_column])
+            try:
+                members = list[tuple[str, Payload]]()
+                for position, column, extension, is_file in forms:
+                    if (member := _member(row[position], column, extension, finder, is_file=is_file)) is not None:
+                        members.append(member)
+                if entries:
+                    content = {column.name: _plain(column, row[position]) for position, column in entries}
+                    members.append(("json", _encoded("json", content, entries[0][1])))
+                members = [
+                    (extension, FilePayload(data.path, size_of(number, data.path)))
+                    if isinstance(data, FilePayload) else (extension, data)
+                    for extension, data in members
+                ]  # fmt: skip
+                if not members:
+                    raise RowError("all values that could be a member are missing: remove the row")
+                if key_column is not None:
+                    _check_key(key, layout.columns[key_column].name)
+            except RowError as error:
+                yield broken(key or numbered(number), SourceError(f"{name_of(number)}: {error}"))
             else:
-                yield member.extension, _encoded(member.extension, _plain(column, value), column)
+                yield numbered(number) if key_column is None else key, sorted(members, key=lambda member: member[0])
 
-    def _bytes(self, number: int, row: int, column: Column) -> Payload | None:
-        """Return the bytes in a column, or the file that a struct of ``bytes`` and ``path`` names."""
-        value = self._arrays[number][row].as_py()
-        if not isinstance(value, dict):
-            return value  # type: ignore[no-any-return]
-        data, path = value.get("bytes"), value.get("path")
-        return self._file(path, column) if data is None and path is not None else data
 
-    def _file(self, value: Any, column: Column) -> FilePayload:
-        if not isinstance(value, str) or "\0" in value:
-            raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
-        if storage.is_remote(value):
-            raise RowError(
-                f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
-                f"files, as img2dataset does, and name them in its place"
-            )
-        path = self._finder.path(value)
-        if path is None:
-            raise RowError(
-                f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
-                f"is a link to such a file: name the folder that holds all files with root="
-            )
-        return FilePayload(path, -1)
+def _values(column: Column, arrow: Any) -> Iterable[Any]:
+    """Return the values of an Arrow array: arrays of numbers, and bytes one at a time, for they may be large."""
+    if column.content == "bytes":
+        return (value.as_py() for value in arrow)
+    if is_numbers(arrow.type):
+        return map(_numbers, arrow)
+    values: list[Any] = arrow.to_pylist()  # at a third of the cost of one value at a time
+    if column.is_json:
+        return (value if value is None else json.loads(value) for value in values)
+    if column.content == "text" and column.classes is not None:
+        return map({name: number for number, name in enumerate(column.classes)}.get, values)
+    return values
+
+
+def _numbers(value: Any) -> Any:
+    """Return an Arrow list of numbers as a NumPy array, unless whole numbers are missing."""
+    if not value.is_valid or (value.values.null_count and tables.pyarrow().types.is_integer(value.values.type)):
+        return value.as_py()  # as floats, with NaN for missing ones, large ones would change
+    return value.values.to_numpy(zero_copy_only=False)
+
+
+def _member(value: Any, column: Column, extension: str, finder: Finder, *, is_file: bool) -> tuple[str, Payload] | None:
+    """Return the extension and the data of a member, or ``None`` for a missing value; a file has no size yet."""
+    if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
+        if value["bytes"] is None and value["path"] is not None:
+            return extension, _file(value["path"], column, finder)
+        value = value["bytes"]
+    if value is None:
+        return None
+    if column.content == "bytes":
+        return extension, value
+    if not is_file:
+        return extension, _encoded(extension, _plain(column, value), column)
+    own = suffix(value) if isinstance(value, str) else ""
+    if not own and extension.endswith("*"):
+        raise RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
+    return extension.replace("*", own), _file(value, column, finder)
+
+
+def _file(value: Any, column: Column, finder: Finder) -> FilePayload:
+    if not isinstance(value, str) or "\0" in value:
+        raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+    if storage.is_remote(value):
+        raise RowError(
+            f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
+            f"files, as img2dataset does, and name them in its place"
+        )
+    path = finder.path(value)
+    if path is None:
+        raise RowError(
+            f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
+            f"is a link to such a file: name the folder that holds all files with root="
+        )
+    return FilePayload(path, -1)
+
+
+def _check_key(key: str, column: str) -> None:
+    try:
+        check_key(key)
+    except SourceError as error:
+        raise RowError(
+            f"column {column!r} holds what cannot be a key: {error}. Leave such rows out with on_error='skip', or "
+            f"the column with columns={{{column!r}: ''}}"
+        ) from error
 
 
 def _plain(column: Column, value: Any) -> Any:
     """Return a value as JSON or an array can hold it."""
-    if column.classes is not None and isinstance(value, str):
-        return _numbers(column.classes)[value]
     if value is None or isinstance(value, (str, int, float, np.ndarray)):
         return value
     if isinstance(value, (list, tuple)):
@@ -220,12 +225,6 @@ def _plain(column: Column, value: Any) -> Any:
             f"of its parts a member of its own"
         )
     return str(value)
-
-
-@functools.lru_cache(maxsize=8)
-def _numbers(classes: tuple[str, ...]) -> dict[str, int]:
-    """Return the number of each class."""
-    return {name: number for number, name in enumerate(classes)}
 
 
 def _encoded(extension: str, value: Any, column: Column) -> bytes:
@@ -267,82 +266,81 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
     Raises `SourceError` for the first row that cannot be a sample, unless such are left out; if no row can be one; and
     for a table that gives fewer rows than it lists.
     """
-    state, values, wrong = hashlib.sha256(), dict[str, Any](), dict[int, LeftOut]()
-    sizes, file_sizes, keys, layouts = array("q"), array("q"), array("Q"), Counter[tuple[str, ...]]()
+    state, wrong, layouts = hashlib.sha256(), dict[int, LeftOut](), Counter[tuple[str, ...]]()
+    sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
     weights, above = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep
-    most_files = sum(
-        member.form == "file" or layout.columns[member.columns[0]].content == "bytes" for member in layout.members
-    )
+    most_files = sum(layout.is_file(number) or layout.columns[number].content == "bytes" for number in layout.used)
 
-    def leave_out(number: int, key: str, error: SourceError) -> None:
+    def leave_out(number: int, key: str, reason: str) -> None:
         if on_error == "raise":
-            raise error
-        wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), str(error).replace(above, ""))
+            raise SourceError(reason)
+        wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), reason.replace(above, ""))
 
-    def size_of(data: Payload, files: list[int]) -> int:
-        if isinstance(data, bytes):
-            state.update(b"%d " % len(data) if digests else b"")
-            return len(data)
-        assert isinstance(data, FilePayload)
-        status = _status(data.path)
-        relative = os.path.relpath(data.path, above) if data.path.startswith(above) else data.path
+    def batches() -> Iterator[Any]:
+        rows, first = 4096, 0
+        if any(column.content == "bytes" for column in layout.columns):  # few such rows fit in memory together
+            first_row = next(table.batches(layout.names, rows=1), None)
+            rows = max(1, min(1024, _BATCH_BYTES // max(1, first_row.nbytes if first_row else 1)))
+        for batch in table.batches(layout.names, rows=rows):
+            weights[int(np.searchsorted(table.starts, first, side="right")) - 1] += batch.nbytes
+            first += len(batch)
+            yield batch
+
+    def size_of(_: int, path: str) -> int:
+        status = _status(path)
+        relative = os.path.relpath(path, above) if path.startswith(above) else path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         files.append(status.st_size)
         return status.st_size
 
-    names = [layout.columns[number].name for number in layout.used()]
-    rows = 4096
-    if any(column.content == "bytes" for column in layout.columns):  # few such rows fit in memory together
-        first = next(table.batches(names, rows=1), None)
-        rows = max(1, min(1024, _BATCH_BYTES // max(1, first.nbytes))) if first is not None else 1
-    for batch in table.batches(names, rows=rows):
-        start = len(sizes)
-        weights[int(np.searchsorted(table.starts, start, side="right")) - 1] += batch.nbytes
-        for name, column in zip(names, batch.columns, strict=True) if digests else ():
-            if is_bytes(column.type):
-                column = column.take(np.arange(-start % _SAMPLED, len(column), _SAMPLED))
-            values.setdefault(name, hashlib.sha256()).update(_written(column))
-        parsed = Rows(layout, finder, batch.columns)
-        for row in range(batch.num_rows):
-            number, files = start + row, list[int]()
-            try:
-                members = [(extension, size_of(data, files)) for extension, data in parsed.members(row)]
-                key = parsed.key(row, number, members)
-            except RowError as error:
-                reason = SourceError(f"{table.row_name(number)}: {error}")
-                leave_out(number, parsed.string_key(row) or numbered(number), reason)
-                key, members, files = f"{number}\0", [], []
-            file_sizes.extend(files + [-1] * (most_files - len(files)))  # a row may lack some
-            sizes.append(sum(stored_size(f"{key}.{extension}", size) for extension, size in members))
-            if members:
-                layouts[tuple(sorted(extension for extension, _ in members))] += 1
-            if layout.key is not None:
-                keys.append(key_digest(key))
+    samples = row_samples(layout, finder, batches(), itertools.count(), table.row_name, size_of)
+    for number, (key, members) in enumerate(samples):
+        if isinstance(data := members[0][1], BrokenPayload):
+            leave_out(number, key, data.reason)
+            key, members = f"{number}\0", []
+            files.clear()
+        else:
+            layouts[tuple(extension for extension, _ in members)] += 1
+        for extension, data in members if digests else ():
+            content = data if isinstance(data, bytes) else b""  # of a file, the stamp is digested
+            is_whole = len(content) <= _SMALL or number % _SAMPLED == 0
+            state.update(f"{key}.{extension} {len(content)}\n".encode("utf-8", "surrogatepass"))
+            state.update(content if is_whole else b"")
+        file_sizes.extend(files + [-1] * (most_files - len(files)))  # a row may lack some
+        files.clear()
+        sizes.append(sample_size((key, members)))
+        if layout.key is not None:
+            keys.append(key_digest(key))
     if len(sizes) != table.num_rows:
         raise SourceError(
             f"{table.label} gives {len(sizes):,} rows, but its metadata lists {table.num_rows:,}: fetch it again"
         )
     for first, number in repeated(keys):
         key = str(table.take(np.array([number]), [layout.columns[layout.key or 0].name]).column(0)[0].as_py())
-        leave_out(number, key, SourceError(
+        leave_out(
+            number,
+            key,
             f"{table.row_name(number)}: the key {key!r} stands in {table.row_name(first)} already: leave such rows out "
             f"with on_error='skip', or map columns otherwise with columns= so that another column, or none, gives the "
-            f"key"
-        ))  # fmt: skip
+            f"key",
+        )
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
-    for digest in values.values():
-        state.update(digest.digest())
     measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
     return Listed(np.frombuffer(sizes, np.int64), measured, weights, layouts, wrong, state.hexdigest())
 
 
-def _written(values: Any) -> bytes:
-    """Return the values of an array as bytes, the same however they lie in batches."""
-    return "".join(f"{value!r}\n" for value in values.to_pylist()).encode("utf-8", "surrogatepass")
-
-
-# Values of Arrow arrays
+def _status(path: str) -> os.stat_result:
+    """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - as above
+    except FileNotFoundError as error:
+        raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
+    except (OSError, ValueError) as error:
+        raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise RowError(f"{path} is no file")
+    return status
 
 
 def is_bytes(kind: Any) -> bool:
@@ -353,17 +351,8 @@ def is_bytes(kind: Any) -> bool:
     return str(kind).partition("[")[0] in ("binary", "large_binary", "binary_view", "fixed_size_binary")
 
 
-@functools.lru_cache(maxsize=256)  # it is asked for each value
 def is_numbers(kind: Any) -> bool:
     """Return whether values of an Arrow type are lists of numbers."""
     types = tables.pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
-
-
-def numbers_at(column: Any, row: int) -> Any:
-    """Return one value of an Arrow array of lists of numbers: a NumPy array, unless whole numbers are missing."""
-    value = column[row]
-    if not value.is_valid or (value.values.null_count and tables.pyarrow().types.is_integer(value.values.type)):
-        return value.as_py()  # as floats, with NaN for missing ones, large ones would change
-    return value.values.to_numpy(zero_copy_only=False)

@@ -7,8 +7,6 @@ One for each member, because training on labels alone reads one member of a samp
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -23,13 +21,7 @@ MASK = 0xFFFFFFFF
 """The bits of the digest that are kept."""
 
 
-class Content(Protocol):
-    """Slices of a tar by byte offset, from a memory map of it or from ranges that were fetched."""
-
-    def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
-
-
-def of_data(content: Content, offsets: Int64s, sizes: Int64s) -> npt.NDArray[np.uint32]:
+def of_data(content: bytes | memoryview, offsets: Int64s, sizes: Int64s) -> npt.NDArray[np.uint32]:
     """Return the checksums of the data from ``offsets`` on.
 
     >>> of_data(b"12345", np.array([0, 2]), np.array([2, 3])).tolist()
@@ -55,7 +47,7 @@ def needed(index: ShardIndex, members: Int64s) -> tuple[Int64s, Int64s]:
     return starts, offsets + sizes - starts
 
 
-def wrong(index: ShardIndex, members: Int64s, content: Content) -> Int64s:
+def wrong(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> Int64s:
     """Return the members whose bytes are not what the index says, from the ranges that `needed` returns.
 
     Without checksums only their headers are checked, which finds another tar, but not altered data.
