@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from wdsdist.loader.mix import concat, mix
     from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
+    from wdsdist.packing.encoders import encode
     from wdsdist.samples.collate import Ragged
-    from wdsdist.samples.encoders import encode
     from wdsdist.samples.padding import unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
@@ -52,7 +52,7 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.padding",
     "LoaderStats": "wdsdist.loader.stats",
-    "encode": "wdsdist.samples.encoders",
+    "encode": "wdsdist.packing.encoders",
 }
 
 __all__ = [

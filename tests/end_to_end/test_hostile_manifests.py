@@ -194,9 +194,8 @@ def export(place: str, world: World) -> None:
 
 
 def index(place: str, world: World) -> None:
-    wdsdist.index(wdsdist.open(place), output=world.results / "indexes", workers=1)
+    wdsdist.index(place, output=world.results / "indexes", workers=1)
     if not place.startswith("http"):
-        wdsdist.index(wdsdist.open(place), workers=1)
         wdsdist.index(place, workers=1)
 
 

@@ -115,20 +115,6 @@ def test_an_index_made_while_reading_is_not_kept_behind_a_link(world: World, use
     world.check()
 
 
-@pytest.mark.parametrize("shards", ["manifest", "output"])
-def test_indexing_does_not_write_behind_a_link(world: World, shards: str) -> None:
-    shutil.copy(world.whole / "x.tar", world.home / "x.tar")
-    world.before = contents(world.home)
-    (world.data / "sub").symlink_to(world.home)
-    manifest = wdsdist.open(world.lists("sub/x.tar"))
-    if shards == "manifest":
-        with pytest.raises(DestinationError, match="name a local folder for the indexes"):
-            wdsdist.index(manifest)
-    else:
-        assert wdsdist.index(manifest, output=world.out).num_samples == 3
-    world.check()
-
-
 @pytest.mark.parametrize("name", ["index.json", "x.tar.wdsindex"])
 def test_indexing_replaces_links_that_were_planted_where_it_writes(world: World, name: str) -> None:
     shutil.copy(world.whole / "x.tar", world.data / "x.tar")

@@ -41,7 +41,7 @@ WITHOUT_TORCH = [
     "wdsdist.cache",
     "wdsdist.shards.source",
     "wdsdist.samples.codecs",
-    "wdsdist.samples.encoders",
+    "wdsdist.packing.encoders",
     "wdsdist.packing.sources",
     "wdsdist.packing",
     "wdsdist.diagnostics.verify",

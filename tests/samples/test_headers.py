@@ -17,9 +17,9 @@ from PIL import Image, ImageOps
 
 from tests.support import media, photos
 from tests.support.tars import npy_bytes
-from wdsdist.curation.fields import array_layout
+from wdsdist.curation.fields import array_layout, image_size
 from wdsdist.media.containers import recording
-from wdsdist.samples.images.header import Head, image_size
+from wdsdist.samples.images.header import Head
 
 av = pytest.importorskip("av")
 ORIENTATION = 0x0112

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import http.client
+import random
 import socket
 import ssl
 import time
@@ -150,12 +151,13 @@ def test_a_store_that_has_answered_before_is_waited_for_and_another_for_seconds(
         assert attempts.failed(refused) is None
 
 
-def test_pauses_grow_with_jitter_up_to_a_limit() -> None:
-    attempts = Attempts(A_TAR, None, patience=1e6)
+def test_pauses_grow_with_jitter_up_to_a_limit_and_leave_the_random_numbers_of_the_program_alone() -> None:
+    attempts, before = Attempts(A_TAR, None, patience=1e6), random.getstate()
     pauses = [attempts.failed(Failure("busy", "x")) or 0.0 for _ in range(30)]
     assert all(pause <= most for pause, most in zip(pauses, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *[10.0] * 24], strict=True))
     assert max(pauses) > 5
     assert len(set(pauses)) == 30
+    assert random.getstate() == before
 
 
 def test_an_attempt_that_timed_out_says_less_than_the_one_before() -> None:

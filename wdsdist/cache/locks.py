@@ -22,6 +22,7 @@ from wdsdist.errors import CacheError
 _FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
 
+_jitter = random.SystemRandom()  # the random numbers of the program stay as its seed gives them
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
 # Reentrant, because garbage collection may close a file at any line.
@@ -155,7 +156,9 @@ def pauses(deadline: float, longest: float) -> Iterator[None]:
         left = deadline - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # jitter: in step, the same process would win each time
+        time.sleep(
+            min(left, pause * _jitter.uniform(0.7, 1.3))
+        )  # jitter: in step, the same process would win each time
         pause = min(1.5 * pause, longest)
 
 

@@ -21,7 +21,7 @@ from wdsdist.curation import arrays, column_file
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
-from wdsdist.samples.images.header import Head, image_size
+from wdsdist.samples.images.header import Head
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
@@ -99,6 +99,17 @@ def array_layout(head: Head) -> NpyLayout:
     if end + layout.num_bytes > head.size:
         raise ValueError(f"it is cut short: its header announces {layout.num_bytes:,} bytes")
     return layout
+
+
+def image_size(head: Head) -> tuple[int, int]:
+    """Return (width, height) of an image once it is upright.
+
+    Raises ``ValueError`` if its header is longer than the bytes read so far, and for anything else than an image.
+    """
+    extra("PIL", "images", "the size of images")
+    from wdsdist.samples.images.decode import EncodedImage
+
+    return EncodedImage(head.data).size
 
 
 _PROBES: dict[str, tuple[Callable[[Head], Any], Callable[[Any], Any]]] = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError
+from wdsdist.packing import zst
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -146,7 +147,6 @@ class Options:
 
     def __post_init__(self) -> None:
         from wdsdist.shards.tar.member_names import check_rule  # late: the command line starts without numpy
-        from wdsdist.storage import compression
 
         checked: dict[str, Any] = {"shard_bytes": check_bytes("shard_bytes", self.shard_bytes)}
         if self.shuffle_seed not in ("auto", None):
@@ -157,7 +157,7 @@ class Options:
         for name in ("check_decode", "overwrite", "append", "class_folders"):
             if (value := getattr(self, name)) is not None:
                 checked[name] = check_flag(name, value)
-        checked["compress"] = compression.checked(self.compress)
+        checked["compress"] = zst.checked(self.compress)
         checked["images"] = Images() if self.images is None else self.images
         for name, is_right, what in (
             ("executor", self.executor is None or hasattr(self.executor, "submit"), "a concurrent.futures.Executor"),

@@ -19,11 +19,11 @@ from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import apart
 from wdsdist.errors import SampleError, SourceError
+from wdsdist.packing.encoders import encode
 from wdsdist.packing.options import Images, Options
 from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, payload_size, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.encoders import encode
 from wdsdist.samples.fields import ABSENT
 from wdsdist.samples.images.decode import EncodedImage, Pixels, converted
 from wdsdist.samples.images.header import UPRIGHT, image_orientation, opened, upright

@@ -21,6 +21,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
+from wdsdist.packing import zst
 from wdsdist.packing.contents import HEAD, SUSPECT_BYTES, Batch, ShardContents, content_problem
 from wdsdist.packing.destination import Place
 from wdsdist.packing.options import OnError
@@ -31,7 +32,6 @@ from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
 from wdsdist.shards.tar.fields import BLOCK, END
 from wdsdist.shards.tar.writer import header, padding, plain_headers
-from wdsdist.storage.compression import FLUSH_FRAME, zstd_stream
 
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""
@@ -72,7 +72,7 @@ def write_shard(
     """Write a tar of the samples, then its index.
 
     What is noted of samples that are left out does not name ``root``, where the source lies; ``compress`` is as
-    `compression.checked` returns it.
+    `zst.checked` returns it.
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
@@ -194,7 +194,7 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
 class _TarOutput:
     """Writes a file from its start by whole buffers, and counts and digests what it writes.
 
-    With ``compress``, as `compression.checked` returns it, the file holds the tar in compressed form.
+    With ``compress``, as `zst.checked` returns it, the file holds the tar in compressed form.
 
     Errors of the system surface at the next `buffer`, at `checkpoint` or at `finish`.
     """
@@ -202,7 +202,7 @@ class _TarOutput:
     def __init__(self, descriptor: int, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
-        self._zstd = zstd_stream(compress, self._put) if compress else None
+        self._zstd = zst.stream(compress, self._put) if compress else None
         self._file_digest = hashlib.sha256()  # of the compressed form, which the writing thread meets first
         self._file_position = 0
         self._threads = ThreadPoolExecutor(1, "wdsdist-digest"), ThreadPoolExecutor(1, "wdsdist-write")
@@ -240,7 +240,7 @@ class _TarOutput:
         while self._busy:
             self._settle()
         if self._zstd:
-            self._zstd.flush(FLUSH_FRAME)
+            self._zstd.flush(zst.FLUSH_FRAME)
         return self.position, self._digest.copy(), self._file_position, self._file_digest.copy()
 
     def go_back(self, checkpoint: tuple[int, Any, int, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Compressed tars, decompressed as a stream of pieces into a file, and written by zstd; and gzip in memory.
+"""Compressed tars, decompressed as a stream of pieces into a file; and gzip in memory.
 
 The first bytes of a file give its codec, as names are often wrong. A compressed tar can only be read from its start, so
 it is decompressed once, in one pass, into a file.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from wdsdist._util.extras import extra
-from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
+from wdsdist.errors import DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
@@ -30,10 +27,6 @@ _EXPANSION = 200
 mostly padding, reach 100; a bomb reaches 1,000 by gzip and far more by zstd."""
 _ALWAYS = 256 << 20
 """Bytes that any file may expand to."""
-
-_ZST = re.compile(r"zst(?::([0-9]{1,2}))?")
-_LEVEL, _HIGHEST_LEVEL = 3, 22  # zstd's own
-FLUSH_FRAME = 1  # the same
 
 
 def codec_of(path: Path) -> str | None:
@@ -187,35 +180,3 @@ class Expansion:
             self._left -= len(content)
             self._counted.add((member, level))
         return content
-
-
-def checked(compress: str | None) -> str | None:
-    """Return the codec of shards with its level, which is zstd's default unless it is given.
-
-    Raises `ArgumentError` for a string other than ``"zst"`` and ``"zst:LEVEL"``, and `ExtraMissingError`.
-
-    >>> checked("zst"), checked("zst:19"), checked(None)
-    ('zst:3', 'zst:19', None)
-    """
-    if compress is None:
-        return None
-    match = _ZST.fullmatch(compress) if isinstance(compress, str) else None
-    level = int(match[1] or _LEVEL) if match else 0
-    if not 1 <= level <= _HIGHEST_LEVEL:
-        raise ArgumentError(
-            f'compress is {compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_LEVEL}',
-            argument="compress",
-        )
-    extra("zstandard", "zst", f"compress={compress!r}")
-    return f"zst:{level}"
-
-
-def zstd_stream(compress: str, write: Callable[[bytes], object]) -> Any:
-    """Return a stream that gives what it compresses to a function; ``compress`` is what `checked` returns.
-
-    ``flush(FLUSH_FRAME)`` ends a frame: what comes later can be dropped.
-    """
-    import zstandard
-
-    compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
-    return compressor.stream_writer(SimpleNamespace(write=write), write_size=_CHUNK)  # type: ignore[arg-type]

@@ -99,7 +99,9 @@ class Attempts:
             limit = min(limit, Deadline(_MOST_SECONDS_UNREACHABLE, began=self._began), key=lambda each: each.end)
         self._wrong_lengths += failure.kind == "length"
         most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
-        pause = (failure.retry_after or 0.0) + random.uniform(0, most)
+        pause = (failure.retry_after or 0.0) + random.SystemRandom().uniform(
+            0, most
+        )  # the program has seeded the others
         return pause if self._wrong_lengths < _MOST_WRONG_LENGTHS and pause < limit.left() else None
 
     def succeeded(self) -> None:

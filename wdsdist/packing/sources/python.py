@@ -29,12 +29,12 @@ from wdsdist._util.pools import Carried, apart
 from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.packing import encoders
 from wdsdist.packing.contents import check_extensions, check_key
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.source import READERS_NOTES, Candidate, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
-from wdsdist.samples import encoders
 
 _NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64

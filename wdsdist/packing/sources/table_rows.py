@@ -27,10 +27,10 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
+from wdsdist.packing.encoders import encode
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, broken, numbered, sample_size
 from wdsdist.packing.sources.columns import Column, Layout, suffix
 from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
-from wdsdist.samples.encoders import encode
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import SampleError
 
@@ -103,17 +102,6 @@ class Head:
         if stop > len(self.data):
             raise ValueError("it is cut short")
         return bytes(self.data[start:stop])
-
-
-def image_size(head: Head) -> tuple[int, int]:
-    """Return (width, height) of an image once it is upright.
-
-    Raises ``ValueError`` if its header is longer than the bytes read so far, and for anything else than an image.
-    """
-    extra("PIL", "images", "the size of images")
-    from wdsdist.samples.images.decode import EncodedImage
-
-    return EncodedImage(head.data).size
 
 
 def is_turned(orientation: int) -> bool:
