@@ -39,7 +39,7 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "storage": 2_018,
+    "storage": 2_019,
     "shards": 4_064,
     "curation": 2_637,
     "media": 726,

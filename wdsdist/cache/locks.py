@@ -22,7 +22,7 @@ from wdsdist.errors import CacheError
 _FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
 
-_jitter = random.SystemRandom()  # the random numbers of the program stay as its seed gives them
+_jitter = random.SystemRandom()  # the program may have seeded the other
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
 # Reentrant, because garbage collection may close a file at any line.

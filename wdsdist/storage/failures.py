@@ -48,6 +48,7 @@ _LASTING = {"PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsErr
 """Errors of botocore and google that stay: of credentials, options and names of buckets."""
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
+_jitter = random.SystemRandom()  # the program may have seeded the other
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
 _LONGEST_CAUSE = 2000
 """Letters of the message of a back end that an error repeats: a server may answer with anything."""
@@ -99,9 +100,7 @@ class Attempts:
             limit = min(limit, Deadline(_MOST_SECONDS_UNREACHABLE, began=self._began), key=lambda each: each.end)
         self._wrong_lengths += failure.kind == "length"
         most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
-        pause = (failure.retry_after or 0.0) + random.SystemRandom().uniform(
-            0, most
-        )  # the program has seeded the others
+        pause = (failure.retry_after or 0.0) + _jitter.uniform(0, most)
         return pause if self._wrong_lengths < _MOST_WRONG_LENGTHS and pause < limit.left() else None
 
     def succeeded(self) -> None:

@@ -175,8 +175,8 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
     """Give at most ``length`` bytes of a body to ``sink`` as they arrive; return their number.
 
     Pieces come in the same memory, one after another: fresh memory would cost a page fault for every 4 KiB. The
-    system gathers a piece of a long body for 0.1 s and wakes this thread for each 256 KiB: a look at each packet costs a
-    third of the CPU of receiving on a link that many connections share (1.75 s/GB, and 1.1 so).
+    system gathers a long body for 0.1 s and wakes this thread for each 256 KiB: a look at each packet costs a third
+    of the CPU of receiving on a link that many connections share (1.75 s/GB, and 1.1 so).
     """
     body: Any = answer._fp  # type: ignore[attr-defined]  # urllib3's own readinto copies
     if not hasattr(_buffers, "piece"):
