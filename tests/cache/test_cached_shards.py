@@ -229,6 +229,12 @@ def test_two_jobs_with_different_views_of_a_shard_keep_the_limit(remote: Manifes
     assert used(tmp_path / "cache") <= limit
 
 
+def test_what_is_fetched_ahead_ends_between_requests_once_nobody_goes_on(web: Web, shards: Shards) -> None:
+    web.bytes_of.clear()
+    assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: False)
+    assert tar_bytes(web) == 0
+
+
 class Job:
     """A process that reads all shards in batches of some, in an order of its own."""
 

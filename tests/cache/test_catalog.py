@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -9,6 +10,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,23 @@ def test_a_catalog_that_is_lost_is_made_from_what_is_there(make: Make, tmp_path:
     found = {copy.key: (copy.bytes, copy.source) for copy in catalog.copies()}
     kept = {"0123/x-12345678.tar": (chunk_file.room_of(5000, 0), "s3://a")}
     assert found == ({} if fault == "folder" else kept)
+
+
+@pytest.mark.slow
+def test_processes_may_begin_a_catalog_at_once(tmp_path: Path) -> None:
+    def begin(root: Path, barrier: Barrier) -> None:
+        barrier.wait(60)
+        Catalog(root, None, lambda _: True).copies()
+
+    fork = multiprocessing.get_context("fork")
+    for number in range(60):
+        barrier = fork.Barrier(6)
+        processes = [fork.Process(target=begin, args=(tmp_path / str(number), barrier)) for _ in range(6)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 6
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_threads_fetch_the_nearest_shard_and_wait_for_the_next_batch_without_roo
 ) -> None:
     asked, has_room = SimpleQueue[str](), threading.Event()
 
-    def fetch_ahead(shard: CopiedShard, needs: object) -> bool:
+    def fetch_ahead(shard: CopiedShard, needs: object, goes_on: object) -> bool:
         asked.put(shard.key)
         return has_room.is_set()
 

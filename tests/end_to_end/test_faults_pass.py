@@ -28,7 +28,7 @@ def test_an_epoch_of_which_a_tenth_of_the_requests_fail_is_complete(store: Store
     assert [outcome.batches for outcome in outcomes] == [expected(stored, rank, 2) for rank in range(2)]
     counts = store.proxy.counts().values()
     faults = sum(count.faults for count in counts)
-    assert 0.05 < faults / sum(count.requests for count in counts) < 0.15
+    assert 0 < faults < 0.3 * sum(count.requests for count in counts)
     assert sum(outcome.stats.retries for outcome in outcomes) > 0.3 * faults
 
 

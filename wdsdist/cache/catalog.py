@@ -192,7 +192,7 @@ class Catalog:
                 if bool(database.in_transaction):
                     yield database
                 else:
-                    _begin(database)
+                    _execute(database, "BEGIN IMMEDIATE")
                     try:
                         yield database
                         database.execute("COMMIT")
@@ -229,8 +229,8 @@ class Catalog:
         self._path.chmod(0o600)
         # The catalog may be lost, as copies can be fetched again: no step waits for the disk.
         database.execute("PRAGMA synchronous = OFF")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("BEGIN IMMEDIATE")
+        _execute(database, "PRAGMA journal_mode = WAL")
+        _execute(database, "BEGIN IMMEDIATE")
         if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
@@ -250,14 +250,17 @@ class Catalog:
             self._evict(f"{path.parent.name}/{path.name}")
 
 
-def _begin(database: sqlite3.Connection) -> None:
-    """Begin a transaction, once the transactions of other processes are over."""
+def _execute(database: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement that needs a lock, once other processes have given it up.
+
+    SQLite itself gives up at once if two processes begin a database together.
+    """
     import sqlite3
 
     end = time.monotonic() + _PATIENCE
     for _ in pauses(end, _LONGEST_PAUSE):
         try:
-            database.execute("BEGIN IMMEDIATE")
+            database.execute(statement)
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() >= end:
                 raise

@@ -162,8 +162,10 @@ class ChunkCache:
                     wait(wanted[0][0].shard)
         return full
 
-    def fetch_ahead(self, shard: CopiedShard, needs: Members | None) -> bool:
-        """Fetch what an epoch needs of a shard, or all of it; return false if there is no room.
+    def fetch_ahead(
+        self, shard: CopiedShard, needs: Members | None, goes_on: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Fetch what an epoch needs of a shard, or all of it, while ``goes_on()``; return false if there is no room.
 
         Any number of threads and processes may fetch one shard: each takes the next chunks that nobody has claimed. So
         this returns as soon as all chunks are claimed.
@@ -173,7 +175,7 @@ class ChunkCache:
         deadline = self.deadline()
         with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
             missing = copy.chunks.missing(_needed_chunks(copy, needs))
-            while len(missing) and not copy.is_private:
+            while len(missing) and not copy.is_private and goes_on():
                 with copy.chunks.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
                     if not claim.num_chunks:
                         break

@@ -157,7 +157,9 @@ class Prefetch:
             has_room = True
             # The batch that needs the shard asks again with all retries, and raises the error.
             with contextlib.suppress(WdsdistError):
-                has_room = self._source.cache.fetch_ahead(self._source.shard(shard), self._epoch(shard))
+                has_room = self._source.cache.fetch_ahead(
+                    self._source.shard(shard), self._epoch(shard), lambda: not self._is_closed
+                )
             with self._changed:
                 # Without room all wait for the next batch: a shard that is needed later must not take the room that a
                 # nearer one lacks.
@@ -176,7 +178,7 @@ class Prefetch:
         return None
 
     def close(self) -> None:
-        """End the threads without waiting; running fetches finish, or fail soon, in the background."""
+        """End the threads without waiting; requests that run finish, or fail soon, in the background."""
         # A forked child may drop an inherited object, whose lock a thread of the parent may have held.
         if not self._is_closed and self._process == os.getpid():
             with self._changed:

@@ -33,6 +33,8 @@ _ATTEMPTS_AHEAD = 4
 """Attempts at what is fetched ahead; then its thread is free for other requests, and its chunks for a batch."""
 _LOOKS = 10
 """Looks of the consumer at its request before the first warning is due."""
+_LEAST = 1.0
+"""Seconds for an attempt, also if the deadline is over before it: its error says what is wrong."""
 _GRACE = 2.0
 """Seconds beyond the deadline for a thread to say what failed."""
 
@@ -157,14 +159,12 @@ class Download:
 
         try:
             while not self._stopped.is_set():
-                timeout = min(patience, deadline.left()) if deadline else patience
+                timeout = min(patience, max(_LEAST, deadline.left())) if deadline else patience
                 with self._changed:  # `+=` of several threads would lose some
                     self._retries += attempts.failures > 0
                     request.bytes -= received  # of an attempt that failed
                     received = 0
                 try:
-                    if timeout <= 0:
-                        raise TimeoutError("the time is over before it could be asked for")
                     task(take, timeout)
                     attempts.succeeded()
                     break

@@ -167,7 +167,7 @@ def read_checked(
     try:
         return storage.read_until(location, accept, options, deadline=deadline)
     except StorageError as error:
-        if error.kind != "broken":
+        if error.kind != "broken" or not answers:
             raise
         return storage.raise_alone(IndexFormatError(str(error)))
 
