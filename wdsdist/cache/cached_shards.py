@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,9 @@ from wdsdist.cache import chunk_file
 from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
-from wdsdist.shards.index import ShardIndex, beside, checksums
+from wdsdist.shards.index import beside, checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import OPEN_SHARDS, CacheOptions, Counters, LocalShards, Needs, OpenShard
+from wdsdist.shards.source import OPEN_SHARDS, Counters, LocalShards, Needs, OpenShard
 
 _ATTEMPTS = 3
 """Attempts to fetch members whose bytes are wrong; before the last one, their copy is deleted with its index."""
@@ -243,14 +241,3 @@ class CachedShards:
         if len(self._verified) > _VERIFIED:
             self._verified.popitem(last=False)
         return ready
-
-
-def whole_copy(manifest: Manifest, number: int) -> tuple[Path, ShardIndex]:
-    """Return the path of the whole copy of a shard, fetched or unpacked first, and its index.
-
-    A process with a limit may evict it at any time. The tar is at the start of the file.
-    """
-    cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
-    cache.fetch_all(shard)
-    with contextlib.closing(cache.open(shard, cache.deadline())) as copy:
-        return cache.path(shard), copy.index

@@ -38,6 +38,7 @@ from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index
+from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.tar.fields import BLOCK, is_member_at
 from wdsdist.shards.tar.member_names import escaped
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
@@ -274,9 +275,13 @@ def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, S
     path = Path(storage.split(location)[1]) if manifest.is_copied[number] else storage.local_path(location)
     try:
         if manifest.is_copied[number]:
-            from wdsdist.cache.cached_shards import whole_copy
+            from wdsdist.cache.chunk_cache import ChunkCache
+            from wdsdist.cache.copied_shard import CopiedShard
 
-            return whole_copy(manifest, number)
+            cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
+            cache.fetch_all(shard)
+            with contextlib.closing(cache.open(shard, cache.deadline())) as copy:
+                return cache.path(shard), copy.index  # the tar is at the start of the file
         try:
             return path, shard_index(part.whole, own)
         except ShardDamagedError:
