@@ -110,7 +110,7 @@ def report(line: str) -> None:
 
 
 def check(promise: str, holds: bool) -> None:
-    """Check a promise: print whether it holds, and exit with an error if it does not."""
+    """Assert a promise: print its result, and exit with an error if it is broken."""
     report(f"    {'ok ' if holds else 'BROKEN'} {promise}")
     if not holds:
         raise SystemExit(1)

@@ -204,7 +204,7 @@ def run(work: Path, processes: int, first: int, last: int, name: str) -> list[di
 
 
 def check(promise: str, holds: bool) -> None:
-    """Check a promise: print whether it holds, and exit with an error if it does not."""
+    """Assert a promise: print its result, and exit with an error if it is broken."""
     print(f"    {'ok ' if holds else 'BROKEN'} {promise}", flush=True)
     if not holds:
         raise SystemExit(1)

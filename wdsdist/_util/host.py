@@ -121,7 +121,7 @@ def private_config_dir(name: str) -> Path:
 
 
 def is_owner(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user."""
+    """Return whether the owner of a file is the effective user of this process."""
     return status.st_uid == os.geteuid()
 
 

@@ -240,7 +240,7 @@ def _init_worker(values: dict[int, Carried[Any]] | bytes) -> None:
 
 
 def follow_parent() -> bool:
-    """End this process when its ``multiprocessing`` parent ends, however that ends; return whether that is new.
+    """Make a worker process exit when its ``multiprocessing`` parent dies; return false if it does already.
 
     A pool worker whose parent was killed would wait for tasks indefinitely, and could write beside the next run's
     workers. Torch's workers check for their parent only between two batches. They never notice that it is dead if it

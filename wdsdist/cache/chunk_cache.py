@@ -165,7 +165,7 @@ class ChunkCache:
     def fetch_ahead(
         self, shard: CopiedShard, needs: Members | None, goes_on: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Fetch what an epoch needs of a shard, or all of it, while ``goes_on()``; return false if there is no room.
+        """Prefetch the chunks of a shard that an epoch needs, while ``goes_on()``; return false without room for them.
 
         Any number of threads and processes may fetch one shard: each takes the next chunks that nobody has claimed. So
         this returns as soon as all chunks are claimed.
@@ -187,7 +187,7 @@ class ChunkCache:
             return not copy.is_private
 
     def fetch_all(self, shard: CopiedShard, needs: Members | None = None) -> None:
-        """Fetch what an epoch needs of a shard, or all of it, and wait until it is there.
+        """Fetch the chunks of a shard that an epoch needs, or all, and wait for them.
 
         Raises what `open` raises, and `CacheError` if there is no room.
         """

@@ -169,7 +169,7 @@ def runs(chunks: Int64s) -> Int64s:
 
 
 def joined(ranges: Int64s, gap: int) -> Int64s:
-    """Join sorted chunk ranges into requests that also fetch the smallest gaps, up to an eighth of the ranges.
+    """Merge sorted chunk ranges across small gaps into fewer requests; the gaps add an eighth at most.
 
     >>> joined(np.array([[0, 7], [8, 9], [14, 15]]), 1).tolist()
     [[0, 9], [14, 15]]

@@ -43,7 +43,7 @@ class CopiedShard:
         """The path of the copy in the cache folder, the same in every process."""
 
     def index(self, deadline: storage.Deadline) -> ShardIndex:
-        """Return the shard index, from the store or by a scan of the tar. Raises what `shard_index` raises."""
+        """Load the shard index from the store, or scan the tar to build it. Raises what `shard_index` raises."""
         return shard_index(self._manifest, self._number, deadline=deadline, keep=False)
 
     def checked(self, index: ShardIndex) -> ShardIndex:

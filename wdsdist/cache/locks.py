@@ -156,9 +156,8 @@ def pauses(deadline: float, longest: float) -> Iterator[None]:
         left = deadline - time.monotonic()
         if left <= 0:
             return
-        time.sleep(
-            min(left, pause * _jitter.uniform(0.7, 1.3))
-        )  # jitter: in step, the same process would win each time
+        # Without jitter, processes in step would let the same one win each time.
+        time.sleep(min(left, pause * _jitter.uniform(0.7, 1.3)))
         pause = min(1.5 * pause, longest)
 
 

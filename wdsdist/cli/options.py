@@ -73,7 +73,7 @@ class Command(click.Command):
             raise click.ClickException(self.typed(message)) from error
 
     def typed(self, message: str) -> str:
-        """Return a message with its advice as it is typed: ``--on-error skip`` in place of ``on_error='skip'``."""
+        """Rewrite arguments in an error message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
         for param in self.params:
             if not isinstance(param, click.Option) or param.multiple:
                 continue

@@ -161,7 +161,7 @@ class _Columns(dict[str, _Column]):
         return self[name]
 
     def is_incomplete(self, name: str) -> bool:
-        """Return whether a column lacks shards, but has sources of their values."""
+        """Return whether a column is stale: it has sources, but no values of some shards."""
         stored, sources = self[name]
         return bool(sources) and (stored is None or stored.is_stale)
 

@@ -76,7 +76,7 @@ def select(
 
 
 def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
-    """Return bool [samples]: whether the value of each sample in the column ``on`` is in a list, and a note about it.
+    """Match the column ``on`` with a list of keys; return a mask, bool [samples], and the note for the view.
 
     ``on`` may be a field of a member too, which is no column yet. Raises `ArgumentError` if no sample is in the list.
     """

@@ -209,7 +209,7 @@ def call_key(function: Callable[..., Any], arguments: inspect.BoundArguments) ->
 
 
 def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout: float | None, *, force: bool) -> T:
-    """Return what another process or run has returned for this call, or ``perform`` it while the others wait.
+    """Perform a call in one elected process; return its result, or the recorded one, in all processes.
 
     ``path`` is the file of its outcome, beside which lies the lock that elects the process that makes the call.
     """

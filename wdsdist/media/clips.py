@@ -384,7 +384,7 @@ decode_audio.reads_views = True  # type: ignore[attr-defined]
 
 
 def _resampled(samples: Samples, rate: int, to: int) -> Samples:
-    """Return samples at another rate, each channel by itself."""
+    """Resample audio to another sample rate, channel by channel."""
     if rate == to or not samples.size:
         return samples
     import av

@@ -73,7 +73,7 @@ def check_extensions(key: str, extensions: Sequence[Any]) -> None:
 
 
 def content_problem(name: str, head: bytes) -> str:
-    """Return what is wrong with a member that has these first bytes, or an empty string.
+    """Check the magic bytes of a member against its extension; return the problem, or an empty string.
 
     >>> content_problem("1.jpg", b"<!DOCTYPE html><")[:33], content_problem("1.txt", b"<!DOCTYPE html><")
     ("1.jpg begins with '<!DOCTYPE html", '')

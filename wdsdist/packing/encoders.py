@@ -110,7 +110,7 @@ def _array(value: Any) -> npt.NDArray[Any]:
 
 
 def _written(write: Callable[[io.BytesIO], Any]) -> bytes:
-    """Return what a function writes to a file."""
+    """Call an encoder with a file in memory; return the encoded bytes."""
     stream = io.BytesIO()
     write(stream)
     return stream.getvalue()

@@ -36,7 +36,7 @@ _ABREAST = 2
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far packing has come: first with what an interrupted run has left, then after each shard."""
+    """Progress of packing: once for the finished shards of an interrupted run, then after each shard."""
 
     samples_done: int
     samples: int | None

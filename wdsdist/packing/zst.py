@@ -38,7 +38,7 @@ def checked(compress: str | None) -> str | None:
 
 
 def stream(compress: str, write: Callable[[bytes], object]) -> Any:
-    """Return a stream that gives what it compresses to a function; ``compress`` is what `checked` returns.
+    """Return a zstd compression stream that writes through a function; ``compress`` comes from `checked`.
 
     ``flush(FLUSH_FRAME)`` ends a frame: what comes later can be dropped.
     """

@@ -73,7 +73,7 @@ def is_parted(function: object) -> bool:
 
 
 def caller(function: Callable[..., Any]) -> Callable[[Any, int, Part | None], Any]:
-    """Return a function of (data, seed, part) that passes to another one what its marks ask for.
+    """Adapt a decoder to (data, seed, part): pass it only the arguments that its marks ask for.
 
     >>> caller(seeded(max))(1, 2, None), caller(len)(b"data", 2, None)
     (2, 4)

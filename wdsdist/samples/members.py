@@ -64,7 +64,7 @@ class Members:
         self._gather()
 
     def substitute(self, row: int, sample: int, part: Part | None) -> Members:
-        """Return the members of another sample of the shard, in the place of the one in a row."""
+        """Return the members of a substitute sample from the same shard, for the bad sample in a row."""
         seeds, padding = [self.seeds[row]], [self.padding[row]]
         return Members(self.specs, self.optional, [self.shards[row]], [sample], seeds, padding, [part])
 
@@ -168,7 +168,7 @@ class Members:
         return decoder.step(field, extension) if not replaces or all(map(len, column.parts)) else None
 
     def _decode(self, field: str, column: _Column, step: Step | None) -> bool:
-        """Decode a column; return whether all its members are good."""
+        """Decode a column of a batch; return false if a member does not decode."""
         values = column.values
         if step is not None and not step.layers:
             with suppress(Exception):  # which the other loop meets again and names

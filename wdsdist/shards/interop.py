@@ -48,7 +48,7 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
 
 def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
-    """Return the error for a location that is not a data set, with what to do."""
+    """Return the error for a location without an index.json, with advice."""
     where = storage.shown(location)
     if storage.is_read_only(location):
         return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")

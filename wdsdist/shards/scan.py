@@ -145,7 +145,7 @@ class _Ranges:
 
 
 def advised(error: ShardDamagedError) -> ShardDamagedError:
-    """Return what a scan that leaves out nothing raised, with what to do next.
+    """Add advice to the error of a strict tar scan: unpack and pack again, or skip.
 
     >>> print(advised(ShardDamagedError("a.tar: a sparse file ...")))
     a.tar: a sparse file ...: unpack it by `tar xf`, and pack the files; or leave it out with on_error="skip"

@@ -142,7 +142,7 @@ def raise_alone(error: BaseException) -> NoReturn:
 
 
 def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
-    """Return the failure that an exception of a back end stands for.
+    """Classify an exception of a storage client as a `Failure`: its kind, message and ``Retry-After``.
 
     The exception itself may hold a signed URL or a password, and is left behind.
     """

@@ -96,7 +96,7 @@ class HttpStore:
         raise Failure("length", f"{shown(path)} cannot be read: {problem}")
 
     def stat(self, path: str, *, timeout: float) -> Entry:
-        """Return what the answer to a request for the first byte says of an object: its size and its stamp."""
+        """Return the size and the stamp (ETag) of an object, from the response to a request for its first byte."""
         try:
             with self._answer(path, (0, 1), timeout) as answer:
                 answer.read(1)  # so that the connection can be kept

@@ -88,7 +88,7 @@ os.register_at_fork(before=connecting.acquire, after_in_parent=connecting.releas
 
 
 def connect(location: str, options: StorageOptions | None, verb: str = "read") -> tuple[Any, str]:
-    """Return the `Store` of a location that does what the verb says, and the path of the location there.
+    """Return the `Store` that can read or write a location, as ``verb`` says, and the path within it.
 
     Raises `StorageError` for the web, which is read only.
     """
@@ -156,7 +156,7 @@ def read_until(
     location: str, accept: Callable[[bytes, str], T], options: StorageOptions | None = None, *, start: int = 0,
     stop: int | None = None, deadline: Deadline | None = None,
 ) -> T:  # fmt: skip
-    """Return what a function makes of the content of a location and its stamp, and read again until it accepts them.
+    """Read a location until ``accept`` takes its content and stamp; return the value of ``accept``.
 
     ``accept`` raises a `Failure` of the kind ``"broken"`` for wrong content. Raises what `read` raises.
     """

@@ -50,7 +50,7 @@ def batched(shards: Path, workers: int, persistent: bool) -> list[Batches]:
 
 
 def rebatched(shards: Path, workers: int, persistent: bool) -> list[Batches]:
-    """Play webdataset's recommended loader, whose main process unbatches, shuffles and rebatches the samples."""
+    """Read epochs through webdataset's ``WebLoader``: its main process unbatches, shuffles and batches again."""
     stages = pipeline(shards, webdataset.batched(4), batch_size=4)
     loader = webdataset.WebLoader(stages, batch_size=None, num_workers=workers, persistent_workers=persistent)
     return play(stages.pipeline[0], loader.unbatched().shuffle(16).batched(5), range(3))

@@ -18,12 +18,12 @@ name = "bare loop"
 distributions = ("simplejpeg", "opencv-python-headless")
 settings = {
     "load": "one process per worker; the bytes are in its memory, and the results stay there",
-    "images": "simplejpeg at the smallest scale that is large enough, crop, cv2.resize INTER_LINEAR, flip",
+    "images": "simplejpeg at the smallest sufficient DCT scale, crop, cv2.resize INTER_LINEAR, flip",
 }
 
 
 def crop_image(data: bytes, random: np.random.Generator) -> np.ndarray:
-    """Decode a JPEG at the smallest scale that is large enough; return a random crop, uint8 [224, 224, 3]."""
+    """Decode a random crop of a JPEG at reduced scale: uint8 [224, 224, 3]."""
     import cv2
     import simplejpeg
 

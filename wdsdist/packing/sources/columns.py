@@ -107,7 +107,7 @@ class Layout:
         return extension != KEY and (content == "path" or (content == "text" and not is_text))
 
     def notes(self) -> dict[str, str]:
-        """Return what each column becomes, by its name."""
+        """Return the extension that each table column is packed as, by column name."""
         pairs = zip(self.columns, self.extensions, strict=True)
         return {column.name: extension for column, extension in pairs if column.name}
 

@@ -117,7 +117,7 @@ class Listing:
         return self.folders[int(self.folders_of(np.array([file]))[0])] + decoded(name)
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample, as it is written to the shards."""
+        """Return the sample key (``__key__``) that the shards will hold."""
         return self.member_name(int(self.sample_files[sample]))[0]
 
     def member_name(self, file: int) -> tuple[str, str]:

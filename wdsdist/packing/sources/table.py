@@ -161,7 +161,7 @@ class _RowSamples:
     """Some rows of a table as samples, read where they are written."""
 
     source: Any
-    """Table files (`_Files`), a carried ``Dataset``, or rows of a text file, whose copy other processes cannot see."""
+    """Table files (`_Files`), a carried ``Dataset``, or the rows of a text file, which other processes cannot read."""
     layout: Layout
     root: str
     rows: Int64s

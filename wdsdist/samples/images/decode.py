@@ -101,8 +101,8 @@ class EncodedImage:
     def decode(self, min_width: int = 0, min_height: int = 0) -> tuple[Pixels, int]:
         """Return upright pixels, uint8 [height, width, 3], that can be written to, and the divisor of their scale.
 
-        Given ``min_width`` or ``min_height``, a JPEG is decoded at the smallest of 1/8, 1/4, 1/2 and full size that has
-        at least so many pixels (full size if none has), which takes less time and is free of aliasing. At 1/s,
+        ``min_width`` and ``min_height`` let a JPEG decode at 1/8, 1/4 or 1/2 of its size, the smallest with at least
+        so many pixels, if any has. This takes less time and is free of aliasing. At 1/s,
         ``width`` pixels become ``ceil(width / s)``, and pixel ``i`` covers pixels ``s * i`` to ``s * (i + 1)`` of the
         full image. Other formats are decoded at full size.
         """

@@ -148,7 +148,7 @@ def read_checked(
     options: storage.StorageOptions | None,
     deadline: storage.Deadline | None,
 ) -> T:
-    """Return what a function makes of the content of a remote index; ask again for content that it refuses.
+    """Read and parse a remote index; retry if the parser rejects its content.
 
     The same bytes three times are what the store holds: the function is then told so, and its refusal is final.
     """
