@@ -17,9 +17,9 @@ RUNS = {
     "bench_index": (["--repeat", "1", "--samples", "500"], "x tarfile"),
     "bench_listing": (["--members", "2000"], "2,000 members"),
     "bench_media": (["--repeat", "1", "--videos", "1", "--seconds", "3"], "wdsdist / a bare loop"),
-    "bench_mixing": (["--epochs", "1", "--samples", "200000"], "| uniform shuffle |"),
+    "bench_mixing": (["--epochs", "1", "--samples", "200000", "--windows", "4"], "| uniform shuffle |"),
     "bench_pack": (["--files", "200", "20", "--rounds", "1", "--data", "{tmp}"], "|"),
-    "bench_plan": (["--repeat", "1"], "torch: memory added"),
+    "bench_plan": (["--repeat", "1", "--smaller", "64"], "torch: memory added"),
     "bench_remote": (
         [
             *("--systems", "wdsdist", "--samples", "256", "--rounds", "1", "--workers", "1", "--data", "{tmp}"),

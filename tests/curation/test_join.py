@@ -171,14 +171,6 @@ def test_tables_fill_gaps_and_never_drop_values(
             assert values(data, "v") == [known.get(key) for key in KEYS]
 
 
-def test_a_join_that_fails_adds_no_column(data: Manifest, tmp_path: Path) -> None:
-    output = tmp_path / "columns"
-    path = table(tmp_path / "t.parquet", [{"uid": "nobody", "v": 1}])
-    with pytest.raises(ArgumentError, match=r"no sample's json\.uid is in"):
-        data.add_columns(join=path, on="json.uid", output=output, workers=1)
-    assert not list(output.glob("*.parquet")), "also not the column that was compared"
-
-
 def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp_path: Path) -> None:
     def packed(numbers: range, *, append: bool) -> Manifest:
         samples = ({"__key__": f"{n:03}", "txt": "x" * n} for n in numbers)
