@@ -39,4 +39,4 @@ def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(escape:
     for number, key in ((number, packed_key(key)) for number, shard in enumerate(shards, 1) for key in shard):
         expected.append(f"{key}{separator}{number}" if key in seen else key)
         seen.add(key)
-    assert [key for key, *_ in samples.samples] == expected  # type: ignore[attr-defined]
+    assert [key for key, _ in samples] == expected

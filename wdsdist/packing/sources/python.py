@@ -32,8 +32,8 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import encoders
 from wdsdist.packing.contents import check_extensions, check_key
 from wdsdist.packing.options import Encode, OnError, Options
-from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.source import READERS_NOTES, Candidate, Contents, Source
+from wdsdist.packing.payloads import Payload, Sample, Samples, broken, numbered, sample_size
+from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
 
 _NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -56,18 +56,17 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(candidate: Candidate, options: Options) -> Source | None:
+def find(made: Any, options: Options) -> Source | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
     An object is a data set with ``__len__`` and ``__getitem__``, which is a table if `is_dataset` says so; any other
     iterable; a function without parameters that returns one of them; or the name of one of these,
     ``module:attribute``. A file of that name is preferred.
 
-    >>> find(Candidate([{"txt": "hello"}]), Options()).location, find(Candidate("photos/train"), Options())
+    >>> find([{"txt": "hello"}], Options()).location, find("photos/train", Options())
     ('list', None)
     """
     location: str | None = None
-    made: Any = candidate.given
     if isinstance(made, (str, os.PathLike)):
         if not isinstance(made, str) or not _NAMED.fullmatch(made) or Path(made).exists():
             return None
@@ -236,25 +235,16 @@ class _Looks(NamedTuple):
         return cls(encode.arrays, dict(layouts), size, state.hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetSamples:
-    """Some items of a data set, made when they are iterated over."""
-
-    dataset: Carried[Any]
-    encode: Carried[ItemEncoder]
-    indices: list[int]
-
-    def __iter__(self) -> Iterator[Sample]:
-        dataset, encode = self.dataset.value, self.encode.value
-        for number in self.indices:
-            try:
-                item = dataset[number]
-            except Exception as error:
-                item = SourceError(
-                    f"item {number:,} of {encode.source} cannot be read: {type(error).__name__}: {error}"
-                )
-                item.__cause__ = error
-            yield encode.or_broken(item, number)
+def _samples(dataset: Carried[Any], encode: Carried[ItemEncoder], indices: list[int]) -> Iterator[Sample]:
+    """Make some items of a data set."""
+    for number in indices:
+        try:
+            item = dataset.value[number]
+        except Exception as error:
+            reason = f"item {number:,} of {encode.value.source} cannot be read: {type(error).__name__}: {error}"
+            item = SourceError(reason)
+            item.__cause__ = error
+        yield encode.value.or_broken(item, number)
 
 
 def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
@@ -267,16 +257,16 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
     numbers, carried = spread(length), Carried(dataset)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    looks = apart(_look, DatasetSamples(carried, Carried(encode), numbers), length)
+    looks = apart(_look, carried, Carried(encode), numbers, length)
     encoder = Carried(replace(encode, arrays=looks.arrays, learns=False))
     contents = Contents(
         sizes=np.full(length, looks.size, np.int64),
-        take=lambda indices: DatasetSamples(carried, encoder, indices.tolist()),
+        take=lambda indices: Samples(_samples, (carried, encoder, indices.tolist())),
         notes=looks.notes,
-        layouts=lambda: looks.layouts,
+        layouts=looks.layouts,
         facts={"looked at": f"{len(numbers):,} of {length:,} items, to estimate sizes"},
     )
-    return Source("dataset", encode.source, looks.digest, lambda _: contents)
+    return Source("dataset", encode.source, looks.digest, lambda: contents)
 
 
 def spread(length: int) -> list[int]:
@@ -287,14 +277,14 @@ def spread(length: int) -> list[int]:
     return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
-def _look(items: DatasetSamples, length: int) -> _Looks:
-    samples, encode = list(items), items.encode.value
-    if next(iter(items)) != samples[0]:
+def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
+    samples = list(_samples(dataset, encode, numbers))
+    if next(_samples(dataset, encode, numbers)) != samples[0]:
         raise SourceError(
-            f"{encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn random "
-            f"transforms off"
+            f"{encode.value.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
+            f"random transforms off"
         )
-    return _Looks.of("dataset", length, samples, encode)
+    return _Looks.of("dataset", length, samples, encode.value)
 
 
 def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
@@ -326,7 +316,7 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
         sizes=np.empty(0, np.int64),
         take=lambda _: (),
         notes=looks.notes,
-        layouts=lambda: looks.layouts,
+        layouts=looks.layouts,
         stream=itertools.chain(first, (known.or_broken(item, number) for number, item in rest)),
     )
-    return Source("iterable", encode.source, looks.digest, lambda _: contents)
+    return Source("iterable", encode.source, looks.digest, lambda: contents)

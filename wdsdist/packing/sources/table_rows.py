@@ -13,7 +13,7 @@ import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.columns import Column, Layout, suffix
+from wdsdist.packing.sources.columns import KEY, Column, suffix
 from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
 
 _BATCH_BYTES = 32 << 20
@@ -91,7 +91,7 @@ class Finder:
 
 
 def row_samples(
-    layout: Layout,
+    columns: Sequence[Column],
     finder: Finder,
     batches: Iterable[Any],
     rows: Iterable[int],
@@ -101,53 +101,77 @@ def row_samples(
     """Yield the sample of each row; a row that cannot be a sample is a `broken` one.
 
     Args:
-        layout: how columns become members.
+        columns: the columns that become something.
         finder: finds the files that rows name.
-        batches: the rows as Arrow record batches of the columns that the layout uses, in their order.
+        batches: the rows as Arrow record batches of these columns, in their order.
         rows: the number of each row in the table.
         name_of: returns where a row stands, by its number.
         size_of: returns the bytes of a file, by the number of the row that names it and its path.
     """
-    numbers, key_column = iter(rows), layout.key
-    in_json = [number for number in layout.used if layout.is_object and layout.extensions[number] == "json"]
-    own = [number for number in layout.used if number != key_column and number not in in_json]
-    forms = [(number, layout.columns[number], layout.extensions[number], layout.is_file(number)) for number in own]
-    entries = [(number, layout.columns[number]) for number in in_json]
+    numbers, key_position = iter(rows), next((n for n, column in enumerate(columns) if column.member == KEY), None)
+    entries = [(position, column) for position, column in enumerate(columns) if column.is_entry]
+    own = [
+        (position, column, column.member, column.is_file)
+        for position, column in enumerate(columns)
+        if position != key_position and not column.is_entry
+    ]
     for batch in batches:
-        values: list[Iterable[Any]] = [itertools.repeat(None)] * len(layout.columns)
-        for position, arrow in zip(layout.used, batch.columns, strict=True):
-            values[position] = _values(layout.columns[position], arrow)
+        values = [_values(column, arrow) for column, arrow in zip(columns, batch.columns, strict=True)]
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
-            key = "" if key_column is None or row[key_column] is None else str(row[key_column])
+            key = "" if key_position is None or row[key_position] is None else str(row[key_position])
             try:
                 members = list[tuple[str, Payload]]()
-                for position, column, extension, is_file in forms:
-                    if (member := _member(row[position], column, extension, finder, is_file=is_file)) is not None:
-                        members.append(member)
+                for position, column, extension, is_file in own:
+                    value = row[position]
+                    if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
+                        is_file = value["bytes"] is None
+                        value = value["path" if is_file else "bytes"]
+                    if value is None:
+                        continue
+                    if is_file:
+                        path = _path(value, column, finder)
+                        own_extension = suffix(path)
+                        if not own_extension and extension.endswith("*"):
+                            raise RowError(
+                                f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}"
+                            )
+                        extension = extension.replace("*", own_extension)
+                        members.append((extension, FilePayload(path, size_of(number, path))))
+                    elif column.content == "bytes":
+                        members.append((extension, value))
+                    else:
+                        members.append((extension, _encoded(extension, _plain(column, value), column)))
                 if entries:
                     content = {column.name: _plain(column, row[position]) for position, column in entries}
                     members.append(("json", _encoded("json", content, entries[0][1])))
-                members = [
-                    (extension, FilePayload(data.path, size_of(number, data.path)))
-                    if isinstance(data, FilePayload) else (extension, data)
-                    for extension, data in members
-                ]  # fmt: skip
                 if not members:
                     raise RowError("all values that could be a member are missing: remove the row")
-                if key_column is not None:
-                    _check_key(key, layout.columns[key_column].name)
+                if key_position is not None:
+                    try:
+                        check_key(key)
+                    except SourceError as error:
+                        name = columns[key_position].name
+                        raise RowError(
+                            f"column {name!r} holds what cannot be a key: {error}. Leave such rows out with "
+                            f"on_error='skip', or the column with columns={{{name!r}: ''}}"
+                        ) from error
             except RowError as error:
                 yield broken(key or numbered(number), SourceError(f"{name_of(number)}: {error}"))
             else:
-                yield numbered(number) if key_column is None else key, sorted(members, key=lambda member: member[0])
+                yield numbered(number) if key_position is None else key, sorted(members, key=lambda member: member[0])
 
 
 def _values(column: Column, arrow: Any) -> Iterable[Any]:
     """Return the values of an Arrow array: arrays of numbers, and bytes one at a time, for they may be large."""
     if column.content == "bytes":
         return (value.as_py() for value in arrow)
-    if is_numbers(arrow.type):
-        return map(_numbers, arrow)
+    if is_numbers(arrow.type):  # as arrays, unless whole numbers are missing: as floats, large ones would change
+        is_integer = tables.pyarrow().types.is_integer(arrow.type.value_type)
+        return (
+            value.values.to_numpy(zero_copy_only=False)
+            if value.is_valid and not (is_integer and value.values.null_count) else value.as_py()
+            for value in arrow
+        )  # fmt: skip
     values: list[Any] = arrow.to_pylist()  # at a third of the cost of one value at a time
     if column.is_json:
         return (value if value is None else json.loads(value) for value in values)
@@ -156,32 +180,8 @@ def _values(column: Column, arrow: Any) -> Iterable[Any]:
     return values
 
 
-def _numbers(value: Any) -> Any:
-    """Return an Arrow list of numbers as a NumPy array, unless whole numbers are missing."""
-    if not value.is_valid or (value.values.null_count and tables.pyarrow().types.is_integer(value.values.type)):
-        return value.as_py()  # as floats, with NaN for missing ones, large ones would change
-    return value.values.to_numpy(zero_copy_only=False)
-
-
-def _member(value: Any, column: Column, extension: str, finder: Finder, *, is_file: bool) -> tuple[str, Payload] | None:
-    """Return the extension and the data of a member, or ``None`` for a missing value; a file has no size yet."""
-    if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
-        if value["bytes"] is None and value["path"] is not None:
-            return extension, _file(value["path"], column, finder)
-        value = value["bytes"]
-    if value is None:
-        return None
-    if column.content == "bytes":
-        return extension, value
-    if not is_file:
-        return extension, _encoded(extension, _plain(column, value), column)
-    own = suffix(value) if isinstance(value, str) else ""
-    if not own and extension.endswith("*"):
-        raise RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
-    return extension.replace("*", own), _file(value, column, finder)
-
-
-def _file(value: Any, column: Column, finder: Finder) -> FilePayload:
+def _path(value: Any, column: Column, finder: Finder) -> str:
+    """Return the path of the file that a value names. Raises `RowError` for a value that names none."""
     if not isinstance(value, str) or "\0" in value:
         raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
     if storage.is_remote(value):
@@ -195,17 +195,7 @@ def _file(value: Any, column: Column, finder: Finder) -> FilePayload:
             f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
             f"is a link to such a file: name the folder that holds all files with root="
         )
-    return FilePayload(path, -1)
-
-
-def _check_key(key: str, column: str) -> None:
-    try:
-        check_key(key)
-    except SourceError as error:
-        raise RowError(
-            f"column {column!r} holds what cannot be a key: {error}. Leave such rows out with on_error='skip', or "
-            f"the column with columns={{{column!r}: ''}}"
-        ) from error
+    return path
 
 
 def _plain(column: Column, value: Any) -> Any:
@@ -260,7 +250,7 @@ class Listed(NamedTuple):
     """A digest of the files that the rows name, and of the values if they are digested."""
 
 
-def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, digests: bool) -> Listed:
+def list_rows(table: Table, columns: Sequence[Column], finder: Finder, on_error: str, *, digests: bool) -> Listed:
     """Read all rows of a table; ``digests`` says to digest the values, if no file's stamp identifies the rows.
 
     Raises `SourceError` for the first row that cannot be a sample, unless such are left out; if no row can be one; and
@@ -268,8 +258,13 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
     """
     state, wrong, layouts = hashlib.sha256(), dict[int, LeftOut](), Counter[tuple[str, ...]]()
     sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
-    weights, above = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep
-    most_files = sum(layout.is_file(number) or layout.columns[number].content == "bytes" for number in layout.used)
+    weights, above, names = (
+        np.zeros(len(table.starts) - 1, np.int64),
+        finder.root + os.sep,
+        [one.name for one in columns],
+    )
+    key_name = next((column.name for column in columns if column.member == KEY), None)
+    most_files = sum(column.is_file or column.content == "bytes" for column in columns)
 
     def leave_out(number: int, key: str, reason: str) -> None:
         if on_error == "raise":
@@ -278,22 +273,30 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
 
     def batches() -> Iterator[Any]:
         rows, first = 4096, 0
-        if any(column.content == "bytes" for column in layout.columns):  # few such rows fit in memory together
-            first_row = next(table.batches(layout.names, rows=1), None)
+        if any(column.content == "bytes" for column in columns):  # few such rows fit in memory together
+            first_row = next(table.batches(names, rows=1), None)
             rows = max(1, min(1024, _BATCH_BYTES // max(1, first_row.nbytes if first_row else 1)))
-        for batch in table.batches(layout.names, rows=rows):
+        for batch in table.batches(names, rows=rows):
             weights[int(np.searchsorted(table.starts, first, side="right")) - 1] += batch.nbytes
             first += len(batch)
             yield batch
 
     def size_of(_: int, path: str) -> int:
-        status = _status(path)
+        """Return the size of a file. Raises `RowError` if it does not exist or is no file."""
+        try:
+            status = os.stat(path)  # noqa: PTH116 - as above
+        except FileNotFoundError as error:
+            raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
+        except (OSError, ValueError) as error:
+            raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise RowError(f"{path} is no file")
         relative = os.path.relpath(path, above) if path.startswith(above) else path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         files.append(status.st_size)
         return status.st_size
 
-    samples = row_samples(layout, finder, batches(), itertools.count(), table.row_name, size_of)
+    samples = row_samples(columns, finder, batches(), itertools.count(), table.row_name, size_of)
     for number, (key, members) in enumerate(samples):
         if isinstance(data := members[0][1], BrokenPayload):
             leave_out(number, key, data.reason)
@@ -309,14 +312,14 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
         file_sizes.extend(files + [-1] * (most_files - len(files)))  # a row may lack some
         files.clear()
         sizes.append(sample_size((key, members)))
-        if layout.key is not None:
+        if key_name is not None:
             keys.append(key_digest(key))
     if len(sizes) != table.num_rows:
         raise SourceError(
             f"{table.label} gives {len(sizes):,} rows, but its metadata lists {table.num_rows:,}: fetch it again"
         )
     for first, number in repeated(keys):
-        key = str(table.take(np.array([number]), [layout.columns[layout.key or 0].name]).column(0)[0].as_py())
+        key = str(table.take(np.array([number]), [str(key_name)]).column(0)[0].as_py())
         leave_out(
             number,
             key,
@@ -328,19 +331,6 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
     measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
     return Listed(np.frombuffer(sizes, np.int64), measured, weights, layouts, wrong, state.hexdigest())
-
-
-def _status(path: str) -> os.stat_result:
-    """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - as above
-    except FileNotFoundError as error:
-        raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
-    except (OSError, ValueError) as error:
-        raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise RowError(f"{path} is no file")
-    return status
 
 
 def is_bytes(kind: Any) -> bool:
