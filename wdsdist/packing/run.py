@@ -209,7 +209,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     ...     (root / name).parent.mkdir(exist_ok=True)
     ...     _ = (root / name).write_bytes(bytes(10))
     >>> print(*recognise(root).lines[1:], sep=chr(10))
-    members: jpg in 1; jpg, txt in 1
+    members: jpg in 2, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys
     skipped: 1 x hidden file or folder

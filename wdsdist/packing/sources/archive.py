@@ -1,7 +1,7 @@
 """Archives of files as samples, read in place: tars, compressed tars, and zips.
 
-The files of a plain tar are parts of the archive; the files of a zip are read when they are written. A tar that holds
-nothing but tars, as ImageNet's does, is read one level deep: each inner tar is a folder.
+The files of a plain tar are parts of the archive; the files of a zip are read when they are written. A tar in a tar, as
+ImageNet has them, is a folder.
 
 A compressed tar can only be read from its start, and a shuffled shard holds samples from all over it: it is
 decompressed once, into a temporary file, which costs the disk space of the tar while it is packed. Nothing is unpacked
@@ -70,13 +70,11 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     files = Files(label)
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            names = (name.lower() for kind, name, _, _ in entries(content, label=label) if not kind)
-            is_nested = next(names, "").endswith(".tar") and all(name.endswith(".tar") for name in names)
             for kind, name, offset, size in entries(content, label=label):
                 if kind:
                     files.skipped[kind] += 1
                     continue
-                if not is_nested:
+                if not name.lower().endswith(".tar"):
                     files.add_name(name, size, offset)
                     continue
                 inner = entries(content, label=f"{label}/{name}", start=offset, stop=offset + size)

@@ -29,7 +29,6 @@ from wdsdist.packing.sources.listing import (
     ListedSample,
     Listing,
     decoded,
-    first_of_layouts,
     list_samples,
     shown,
 )
@@ -224,15 +223,12 @@ class Files:
                 facts["folders"] += "; class_folders=True makes them classes"
 
         def load() -> Contents:
-            label = () if classes is None else ("cls",)
-            first, counts = first_of_layouts(listing.extension_ids, listing.sample_files, numbers)
-            sets = [tuple(sorted((*listing.extensions_of(sample), *label))) for sample in numbers[first].tolist()]
             contents = Contents(
                 sizes=listing.stored_sizes(),
                 take=lambda indices: samples(listing.samples(indices)),
                 notes=notes,
                 left_out=tuple(left_out),
-                layouts=dict(zip(sets, counts.tolist(), strict=True)),
+                members=listing.members(numbers),
                 facts=facts,
                 of_files=of_files,
             )

@@ -10,9 +10,9 @@ import hashlib
 import itertools
 import os
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,10 +124,15 @@ class Listing:
         key = self.path(file)[: -len(extension) - 1]
         return key if self.key_rule == FIRST_DOT else escaped(key), extension
 
-    def extensions_of(self, sample: int) -> tuple[str, ...]:
-        """Return the extensions of a sample, in lower case and in order."""
-        ids = self.extension_ids[slice(*self.sample_files[sample : sample + 2].tolist())]
-        return tuple(sorted(self.extensions[number].lower() for number in ids.tolist()))
+    def members(self, samples: Int64s) -> Counter[str]:
+        """Count how many of some samples have each member, by its extension in lower case."""
+        is_chosen = np.zeros(self.num_samples, np.bool_)
+        is_chosen[samples] = True
+        ids = self.extension_ids[np.repeat(is_chosen, np.diff(self.sample_files))]
+        members = Counter[str]() if self.classes is None else Counter(cls=len(samples))
+        for extension, count in zip(self.extensions, np.bincount(ids, minlength=len(self.extensions)), strict=True):
+            members[extension.lower()] += int(count)
+        return +members
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar.
@@ -251,24 +256,3 @@ def _key(path: bytes, name: bytes, rule: str) -> bytes:
             f"key is {rule!r}, which finds no key in {shown(path + name)}: give another rule", argument="key"
         )
     return string[:dot].encode("utf-8", "surrogateescape")
-
-
-def first_of_layouts(
-    extension_ids: npt.NDArray[Any], sample_starts: Int64s, samples: Int64s | slice = slice(None)
-) -> tuple[Int64s, Int64s]:
-    """Return int64: the first sample of each set of extensions, and how many samples have it.
-
-    Args:
-        extension_ids: the extension of each member, as a number.
-        sample_starts: int64 [samples + 1]: the first member of each sample, and the number of members.
-        samples: the samples that count; what is returned are indices of these.
-
-    >>> first_of_layouts(np.array([0, 1, 1, 0, 0]), np.array([0, 2, 4, 5]))
-    (array([0, 2]), array([2, 1]))
-    """
-    # The sum of random numbers stands for a set.
-    codes = np.random.default_rng(0).integers(1, 2**63, int(extension_ids.max(initial=0)) + 1, dtype=np.uint64)
-    sums = np.add.reduceat(codes[extension_ids], sample_starts[:-1]) if len(sample_starts) > 1 else codes[:0]
-    _, first, counts = np.unique(sums[samples], return_index=True, return_counts=True)
-    order = np.argsort(first)
-    return first[order], counts[order]

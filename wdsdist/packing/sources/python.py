@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -205,34 +205,25 @@ class ItemEncoder:
         return array.tobytes()
 
 
-class _Looks(NamedTuple):
-    """What some samples, made beforehand, show of a source."""
+def _looked_at(
+    kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder
+) -> tuple[int, str, dict[str, Any]]:
+    """Return what samples that were made beforehand show of a source.
 
-    arrays: dict[str, dict[str, Any]]
-    layouts: dict[tuple[str, ...], int]
-    size: int
-    """Mean bytes of a sample in a tar."""
-    digest: str
-    """A digest of the samples, and of the number of items if it is known."""
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """What ``index.json`` says of the source."""
-        return {"arrays": dict(sorted(self.arrays.items()))} if self.arrays else {}
-
-    @classmethod
-    def of(cls, kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:
-        """Look at samples."""
-        layouts = Counter(tuple(extension.lower() for extension, _ in members) for _, members in samples)
-        state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
-        for key, members in samples:
-            for extension, data in members:
-                # Items are encoded when they are taken; one that could not be has no bytes.
-                content = data if isinstance(data, bytes) else b""
-                state.update(f"{key}.{extension}\0{len(content)}\n".encode())
-                state.update(content)
-        size = math.ceil(sum(map(sample_size, samples)) / len(samples))
-        return cls(encode.arrays, dict(layouts), size, state.hexdigest())
+    That is the mean bytes of a sample in a tar; a digest of the samples, and of the number of items if it is known; and
+    the ``notes`` and ``members`` of `Contents`.
+    """
+    members_of_all = Counter(extension.lower() for _, members in samples for extension, _ in members)
+    state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
+    for key, members in samples:
+        for extension, data in members:
+            # Items are encoded when they are taken; one that could not be has no bytes.
+            content = data if isinstance(data, bytes) else b""
+            state.update(f"{key}.{extension}\0{len(content)}\n".encode())
+            state.update(content)
+    size = math.ceil(sum(map(sample_size, samples)) / len(samples))
+    notes = {"arrays": dict(sorted(encode.arrays.items()))} if encode.arrays else {}
+    return size, state.hexdigest(), {"notes": notes, "members": members_of_all}
 
 
 def _samples(dataset: Carried[Any], encode: Carried[ItemEncoder], indices: list[int]) -> Iterator[Sample]:
@@ -257,16 +248,15 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
     numbers, carried = spread(length), Carried(dataset)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    looks = apart(_look, carried, Carried(encode), numbers, length)
-    encoder = Carried(replace(encode, arrays=looks.arrays, learns=False))
+    size, digest, about = apart(_look, carried, Carried(encode), numbers, length)
+    encoder = Carried(replace(encode, arrays=about["notes"].get("arrays", {}), learns=False))
     contents = Contents(
-        sizes=np.full(length, looks.size, np.int64),
+        sizes=np.full(length, size, np.int64),
         take=lambda indices: Samples(_samples, (carried, encoder, indices.tolist())),
-        notes=looks.notes,
-        layouts=looks.layouts,
+        **about,
         facts={"looked at": f"{len(numbers):,} of {length:,} items, to estimate sizes"},
     )
-    return Source("dataset", encode.source, looks.digest, lambda: contents)
+    return Source("dataset", encode.source, digest, lambda: contents)
 
 
 def spread(length: int) -> list[int]:
@@ -277,14 +267,16 @@ def spread(length: int) -> list[int]:
     return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
-def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
+def _look(
+    dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int
+) -> tuple[int, str, dict[str, Any]]:
     samples = list(_samples(dataset, encode, numbers))
     if next(_samples(dataset, encode, numbers)) != samples[0]:
         raise SourceError(
             f"{encode.value.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
             f"random transforms off"
         )
-    return _Looks.of("dataset", length, samples, encode.value)
+    return _looked_at("dataset", length, samples, encode.value)
 
 
 def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
@@ -311,12 +303,11 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
         left -= sample_size(sample)
     if not first:
         raise SourceError(f"{encode.source} gave no samples: was it iterated over before?")
-    looks, known = _Looks.of("iterable", None, first, encode), replace(encode, learns=False)
+    (_, digest, about), known = _looked_at("iterable", None, first, encode), replace(encode, learns=False)
     contents = Contents(
         sizes=np.empty(0, np.int64),
         take=lambda _: (),
-        notes=looks.notes,
-        layouts=looks.layouts,
+        **about,
         stream=itertools.chain(first, (known.or_broken(item, number) for number, item in rest)),
     )
-    return Source("iterable", encode.source, looks.digest, lambda: contents)
+    return Source("iterable", encode.source, digest, lambda: contents)

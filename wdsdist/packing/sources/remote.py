@@ -29,7 +29,7 @@ _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are writ
 
 
 def _samples(urls: dict[int, str], options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
-    """Yield samples of a remote folder, fetched a little before; ``urls`` has those of their files, by position."""
+    """Yield samples of a remote folder, fetched a little before; ``urls`` has the URL of each file by its position."""
     ahead: deque[tuple[int, str, list[tuple[str, Future[Payload]]]]] = deque()
     pool = ThreadPoolExecutor(_TOGETHER)
 

@@ -32,7 +32,7 @@ SCRATCH_SUFFIX = "-source"
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
 
-_MOST_LAYOUTS, _MOST_SKIPPED = 4, 8  # lines that a summary shows of each
+_MOST_MEMBERS, _MOST_SKIPPED = 12, 8  # that a summary shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Contents:
     """Samples that were listed but cannot be packed; they are not among the numbered ones."""
     blocks: Blocks | None = None
     """Runs of samples that are read together; ``None`` if any sample can be read by itself."""
-    layouts: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    """The number of samples by their members."""
+    members: Mapping[str, int] = field(default_factory=dict)
+    """How many samples have each member, by its extension in lower case."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Further lines of the summary, each by its title."""
     of_files: bool = False
@@ -153,21 +153,23 @@ class Recognised:
         """Summarise a source."""
         contents = source.contents
         count = len(source) if contents.stream is None else None
-        notes, left_out, layouts = contents.notes, contents.left_out, contents.layouts
+        notes, left_out = contents.notes, contents.left_out
         lines = [f"recognised: {source.kind}, {source.location}"]
         if count is not None:
             lines[0] += f", {counted(count, 'sample')}"
-        common = sorted(layouts.items(), key=lambda item: (-item[1], item[0]))
-        shown_layouts = [f"{', '.join(members)} in {number:,}" for members, number in common[:_MOST_LAYOUTS]]
-        if len(common) > _MOST_LAYOUTS:
-            shown_layouts.append(f"{len(common) - _MOST_LAYOUTS:,} other sets of members in the rest")
-        if shown_layouts:
-            lines.append(f"members: {'; '.join(shown_layouts)}")
+        common = sorted(contents.members.items(), key=lambda item: (-item[1], item[0]))
+        shown_members = [f"{extension} in {number:,}" for extension, number in common[:_MOST_MEMBERS]]
+        if len(common) > _MOST_MEMBERS:
+            shown_members.append(f"{len(common) - _MOST_MEMBERS:,} others")
+        if shown_members:
+            lines.append(f"members: {', '.join(shown_members)}")
         lines += [f"{name}: {what}" for name, what in contents.facts.items()]
         if classes := notes.get("classes"):
             lines.append(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
         if columns := notes.get("columns"):
-            lines.append("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
+            words = {"": "left out", "__key__": "gives the key"}
+            members = (f"{name} {words.get(what, f'as {what}')}" for name, what in columns.items())
+            lines.append(f"columns: {', '.join(members)}".replace("*", "its files are"))
         for field_name, kind in notes.get("arrays", {}).items():
             shape = " x ".join("any" if size is None else str(size) for size in kind["shape"])
             lines.append(f"array: {field_name}, {kind['dtype']} of shape {shape}")
@@ -186,13 +188,6 @@ class Recognised:
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
-
-
-def _becomes(extension: str) -> str:
-    """Return what a column is packed as, in words."""
-    if not extension:
-        return "left out"
-    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
 
 
 def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:

@@ -7,19 +7,15 @@ that they name; the rows of a shard are read again where they are written.
 from __future__ import annotations
 
 import fnmatch
-import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import numpy as np
-
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import extension_of
 from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
@@ -27,10 +23,9 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import Sample, Samples
-from wdsdist.packing.sources.columns import LABEL_NAMES, Column, check_columns, choose, suffix
-from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, LeftOut, Source
-from wdsdist.packing.sources.table_rows import Finder, is_bytes, is_numbers, list_rows, row_samples
+from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Content, check_columns, choose, suffix
+from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, Source
+from wdsdist.packing.sources.table_rows import Finder, TableFiles, is_bytes, is_numbers, list_rows
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -42,8 +37,6 @@ _FIRST = 100
 """Strings of a column that are looked up as paths."""
 _BLOCK_BYTES = 256 << 20
 """Memory for the decoded row groups of Parquet that are read in turn."""
-_AT_ONCE = 256
-"""Rows that are taken together where they are written."""
 
 
 def find(candidate: Candidate, options: Options) -> Source | None:
@@ -127,62 +120,18 @@ def together(
     return None
 
 
-class _Files(NamedTuple):
-    """The files of a table as they travel to the processes that write, which open them once each."""
-
-    stamps: tuple[FileStamp, ...]
-    kind: Kind
-
-    def check(self) -> None:
-        for stamp in self.stamps:
-            stamp.check()
-
-
-@functools.lru_cache(maxsize=4)
-def _opened(files: _Files) -> Table:
-    return tables.open_table([Path(stamp.path) for stamp in files.stamps], kind=files.kind)
-
-
-def _samples(
-    source: Any, columns: tuple[Column, ...], root: str, rows: Int64s, row_names: list[str], file_sizes: Int64s
-) -> Iterator[Sample]:
-    """Yield some rows of a table as samples.
-
-    Args:
-        source: table files (`_Files`), a carried ``Dataset``, or the rows of a text file, which other processes cannot
-            read.
-        columns: the columns that become something.
-        root: the folder that paths start from.
-        rows: int64: numbers of the rows in the table.
-        row_names: where each row stands.
-        file_sizes: int64 [rows, members that may be files]: bytes of each file that a row had when it was listed,
-            then -1.
-    """
-    numbers, parts = rows.tolist(), iter([source])
-    names = dict(zip(numbers, row_names, strict=True))
-    sizes = dict(zip(numbers, map(iter, file_sizes.tolist()), strict=True))
-    if isinstance(source, _Files):
-        source.check()
-    if isinstance(source, (_Files, Carried)):
-        table = source.value if isinstance(source, Carried) else _opened(source)
-        used, starts = [column.name for column in columns], range(0, len(rows), _AT_ONCE)
-        parts = (table.take(rows[start : start + _AT_ONCE], used) for start in starts)
-    # Rows of chunked arrays would be searched chunk by chunk.
-    batches = (batch for part in parts for batch in part.combine_chunks().to_batches(max_chunksize=_AT_ONCE))
-    yield from row_samples(columns, Finder(root), batches, numbers, names.__getitem__, lambda row, _: next(sizes[row]))
-
-
 def _listed(
     kind: str, location: str | Path, home: Path, given: list[Path] | Carried[Table], options: Options
 ) -> Source:
     """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default."""
     mapped, finder, label = check_columns(options.columns), Finder.of(home, options.root), str(location)
-    source: _Files | Carried[Table]
+    source: TableFiles | Carried[Table]
+    stamps: tuple[FileStamp, ...] = ()
     if isinstance(given, Carried):
-        source, stamps, table = given, (), given.value
+        source, table = given, given.value
     else:
         stamps = tuple(map(FileStamp.of, given))
-        source = _Files(stamps, cast("Kind", "arrow" if kind == "hf" else kind))
+        source = TableFiles(stamps, cast("Kind", "arrow" if kind == "hf" else kind))
         table = tables.open_table(
             given, kind=source.kind, label=label, on_error=options.on_error, scratch=options.scratch
         )
@@ -198,33 +147,15 @@ def _listed(
             if column.is_label and column.content == "text":
                 columns[number] = replace(column, classes=_classes(column, table, mapped))
         used = tuple(column for column in columns if column.member)
-        listing = list_rows(table, used, finder, options.on_error, digests=not stamps)
-    left_out = (*bad, *(listing.wrong[number] for number in sorted(listing.wrong)))
+        block_bytes = _BLOCK_BYTES if kind == "parquet" else None
+        contents, digest = list_rows(source, table, used, finder, options.on_error, block_bytes)
     classes = next((column.classes for column in used if column.is_label), None)
     notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
     notes["columns"] = {column.name: column.member for column in columns if column.name}
-    state = hashlib.sha256(f"{kind}\0{notes}\0{listing.digest}\n".encode("utf-8", "surrogatepass"))
+    contents = replace(contents, notes=notes, left_out=(*bad, *contents.left_out))
+    state = hashlib.sha256(f"{kind}\0{notes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     names = [f"{os.path.relpath(stamp.path, home)}\0{stamp.size}\0{stamp.mtime_ns}\n" for stamp in stamps]
-    state.update("".join([*names, *map(str, left_out)]).encode("utf-8", "surrogatepass"))
-
-    def take(rows: Int64s) -> Samples:
-        read_from: Any = source
-        if isinstance(source, _Files) and source.kind in ("csv", "tsv", "jsonl"):
-            source.check()
-            read_from = table.take(rows, [column.name for column in used])
-        row_names = [table.row_name(row) for row in rows.tolist()]
-        return Samples(_samples, (read_from, used, finder.root, rows, row_names, listing.file_sizes[rows]))
-
-    contents = Contents(
-        sizes=listing.sizes,
-        take=take,
-        notes=notes,
-        left_out=left_out,
-        blocks=Blocks(table.starts, listing.weights, _BLOCK_BYTES) if kind == "parquet" else None,
-        layouts=listing.layouts,
-    )
-    if listing.wrong:
-        contents = contents.only(np.delete(np.arange(table.num_rows), list(listing.wrong)))
+    state.update("".join([*names, *map(str, contents.left_out)]).encode("utf-8", "surrogatepass"))
     return Source(kind, label, state.hexdigest(), lambda: contents)
 
 
@@ -246,16 +177,16 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
         )
     for field in table.schema:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        column = Column(field.name, "other")
-        if field.metadata == JSON_TEXT:
-            column = replace(column, is_json=True)
-        elif not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
-            column = replace(column, content="empty")
+        content: Content = "other"
+        extension, strings = "", tuple[str, ...]()
+        if not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
+            content = "empty"
+        elif field.metadata == JSON_TEXT:
+            pass
         elif is_bytes(field.type):
             value = next(iter(_first(table, field.name, 1)), None)
             data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-            extension = extension_of(data or b"") or (suffix(path) if path else "")
-            column = replace(column, content="bytes", extension=extension)
+            content, extension = "bytes", extension_of(data or b"") or (suffix(path) if path else "")
         elif types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
             strings = tuple(_first(table, field.name, _FIRST))
             path = next(filter(is_path, strings), None)
@@ -264,17 +195,15 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
                     f"{table.label}: the first row holds {field.name!r}, a file like the rows below: add a "
                     f"row above it that names the columns"
                 )
-            if path is None:
-                column = replace(column, content="text", values=strings)
-            else:
-                column = replace(column, content="path", extension=suffix(path), values=strings)
+            content, extension = ("text", "") if path is None else ("path", suffix(path))
         elif types.is_integer(kind) or (types.is_boolean(kind) and field.name.lower() in LABEL_NAMES):
-            column = replace(column, content="integer", classes=classes.get(field.name))
+            content = "integer"
         elif types.is_floating(kind):
-            column = replace(column, content="number")
+            content = "number"
         elif is_numbers(field.type):
-            column = replace(column, content="list")
-        columns.append(column)
+            content = "list"
+        names = classes.get(field.name) if content == "integer" else None
+        columns.append(Column(field.name, content, extension, names, strings, field.metadata == JSON_TEXT))
     return columns
 
 

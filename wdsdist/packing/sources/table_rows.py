@@ -6,6 +6,7 @@ A first pass over all rows lists their sizes and keys. The rows of a shard are r
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import itertools
 import json
@@ -23,19 +24,23 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
+from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
-from wdsdist.curation.tables import Table
+from wdsdist.curation.tables import Kind, Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.encoders import encode
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, broken, numbered, sample_size
+from wdsdist.packing.options import OnError
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples, broken, numbered, sample_size
 from wdsdist.packing.sources.columns import KEY, Column, suffix
-from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
+from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, LeftOut, key_digest, repeated
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096
 """Members of a ``Dataset`` object with more bytes than the latter are compared by their lengths, but in one row in
 so many."""
+_AT_ONCE = 256
+"""Rows that are taken together where they are written."""
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
 
 
@@ -233,36 +238,75 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
         raise RowError(f"column {column.name!r}: {error}: {advice}") from error
 
 
-class Listed(NamedTuple):
-    """What is known of the rows of a table once all have been read."""
+class TableFiles(NamedTuple):
+    """The files of a table as they travel to the processes that write, which open them once each."""
 
-    sizes: Int64s
-    """int64 [rows]: bytes that each row takes in a tar."""
-    file_sizes: Int64s
-    """int64 [rows, members that may be files]: bytes of each file that a row names, then -1."""
-    weights: Int64s
-    """int64 [groups]: bytes of memory of each group of rows."""
-    layouts: Counter[tuple[str, ...]]
-    """The number of rows by their members."""
-    wrong: dict[int, LeftOut]
-    """The rows that are left out, by their numbers."""
-    digest: str
-    """A digest of the files that the rows name, and of the values if they are digested."""
+    stamps: tuple[FileStamp, ...]
+    kind: Kind
+
+    def check(self) -> None:
+        for stamp in self.stamps:
+            stamp.check()
 
 
-def list_rows(table: Table, columns: Sequence[Column], finder: Finder, on_error: str, *, digests: bool) -> Listed:
-    """Read all rows of a table; ``digests`` says to digest the values, if no file's stamp identifies the rows.
+@functools.lru_cache(maxsize=4)
+def _opened(files: TableFiles) -> Table:
+    return tables.open_table([Path(stamp.path) for stamp in files.stamps], kind=files.kind)
+
+
+def _samples(
+    source: Any, columns: Sequence[Column], root: str, label: str, rows: Int64s, file_sizes: Int64s
+) -> Iterator[Sample]:
+    """Yield some rows of a table as samples.
+
+    Args:
+        source: `TableFiles`, a carried ``Dataset``, or the rows of a text file, which other processes cannot read.
+        columns: the columns that become something.
+        root: the folder that paths start from.
+        label: names the table in messages.
+        rows: int64: numbers of the rows in the table.
+        file_sizes: int64 [rows, members that may be files]: bytes of each file that a row had when it was listed,
+            then -1.
+    """
+    numbers, parts = rows.tolist(), iter([source])
+    sizes = dict(zip(numbers, map(iter, file_sizes.tolist()), strict=True))
+    if isinstance(source, TableFiles):
+        source.check()
+    if isinstance(source, (TableFiles, Carried)):
+        table = source.value if isinstance(source, Carried) else _opened(source)
+        used, starts = [column.name for column in columns], range(0, len(rows), _AT_ONCE)
+        parts = (table.take(rows[start : start + _AT_ONCE], used) for start in starts)
+    # Rows of chunked arrays would be searched chunk by chunk.
+    batches = (batch for part in parts for batch in part.combine_chunks().to_batches(max_chunksize=_AT_ONCE))
+    yield from row_samples(
+        columns, Finder(root), batches, numbers, lambda row: f"{label}, sample {row:,}", lambda row, _: next(sizes[row])
+    )
+
+
+def list_rows(
+    source: TableFiles | Carried[Table],
+    table: Table,
+    columns: Sequence[Column],
+    finder: Finder,
+    on_error: OnError,
+    block_bytes: int | None,
+) -> tuple[Contents, str]:
+    """Read all rows of a table; return its samples, and a digest of the files that the rows name.
+
+    Args:
+        source: what the processes that write read: files; or a ``Dataset``, whose values are digested too.
+        table: the same, open.
+        columns: the columns that become something.
+        finder: finds the files that rows name.
+        on_error: whether rows that cannot be samples are left out.
+        block_bytes: memory for the groups of rows that are read in turn; ``None`` if any row can be read by itself.
 
     Raises `SourceError` for the first row that cannot be a sample, unless such are left out; if no row can be one; and
     for a table that gives fewer rows than it lists.
     """
-    state, wrong, layouts = hashlib.sha256(), dict[int, LeftOut](), Counter[tuple[str, ...]]()
+    state, wrong, counted = hashlib.sha256(), dict[int, LeftOut](), Counter[str]()
     sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
-    weights, above, names = (
-        np.zeros(len(table.starts) - 1, np.int64),
-        finder.root + os.sep,
-        [one.name for one in columns],
-    )
+    weights, above, names = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep, [c.name for c in columns]
     key_name = next((column.name for column in columns if column.member == KEY), None)
     most_files = sum(column.is_file or column.content == "bytes" for column in columns)
 
@@ -282,15 +326,7 @@ def list_rows(table: Table, columns: Sequence[Column], finder: Finder, on_error:
             yield batch
 
     def size_of(_: int, path: str) -> int:
-        """Return the size of a file. Raises `RowError` if it does not exist or is no file."""
-        try:
-            status = os.stat(path)  # noqa: PTH116 - as above
-        except FileNotFoundError as error:
-            raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
-        except (OSError, ValueError) as error:
-            raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise RowError(f"{path} is no file")
+        status = _status(path)
         relative = os.path.relpath(path, above) if path.startswith(above) else path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         files.append(status.st_size)
@@ -303,8 +339,8 @@ def list_rows(table: Table, columns: Sequence[Column], finder: Finder, on_error:
             key, members = f"{number}\0", []
             files.clear()
         else:
-            layouts[tuple(extension for extension, _ in members)] += 1
-        for extension, data in members if digests else ():
+            counted.update(extension.lower() for extension, _ in members)
+        for extension, data in members if isinstance(source, Carried) else ():
             content = data if isinstance(data, bytes) else b""  # of a file, the stamp is digested
             is_whole = len(content) <= _SMALL or number % _SAMPLED == 0
             state.update(f"{key}.{extension} {len(content)}\n".encode("utf-8", "surrogatepass"))
@@ -330,7 +366,36 @@ def list_rows(table: Table, columns: Sequence[Column], finder: Finder, on_error:
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
     measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
-    return Listed(np.frombuffer(sizes, np.int64), measured, weights, layouts, wrong, state.hexdigest())
+
+    def take(rows: Int64s) -> Samples:
+        read_from: Any = source
+        if isinstance(source, TableFiles) and source.kind in ("csv", "tsv", "jsonl"):
+            source.check()
+            read_from = table.take(rows, names)
+        return Samples(_samples, (read_from, columns, finder.root, table.label, rows, measured[rows]))
+
+    contents = Contents(
+        sizes=np.frombuffer(sizes, np.int64),
+        take=take,
+        left_out=tuple(wrong[number] for number in sorted(wrong)),
+        blocks=None if block_bytes is None else Blocks(table.starts, weights, block_bytes),
+        members=counted,
+    )
+    kept = np.delete(np.arange(len(sizes)), list(wrong))
+    return contents.only(kept) if wrong else contents, state.hexdigest()
+
+
+def _status(path: str) -> os.stat_result:
+    """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files is slow
+    except FileNotFoundError as error:
+        raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
+    except (OSError, ValueError) as error:
+        raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise RowError(f"{path} is no file")
+    return status
 
 
 def is_bytes(kind: Any) -> bool:

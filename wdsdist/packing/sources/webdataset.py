@@ -17,7 +17,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples
-from wdsdist.packing.sources.listing import first_of_layouts
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest, repeated
 from wdsdist.shards import interop, scan, spellings
 from wdsdist.shards import manifest as manifests
@@ -61,88 +59,86 @@ def _samples(samples: list[_Stored]) -> Iterator[Sample]:
         ]
         extension, offset, size = members[0]
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - it costs half
-            file = stream.fileno()  # reading the data says what is wrong with it
-            if not is_member_at(
-                lambda start, stop, file=file: os.pread(file, stop - start, start),
-                offset,
-                f"{stored_key}.{extension}",
-                size,
-            ):
+            headers = functools.partial(_read, stream.fileno())  # reading the data says what is wrong with it
+            if not is_member_at(headers, offset, f"{stored_key}.{extension}", size):
                 reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
                 payloads[0] = extension, BrokenPayload(reason, size)
         yield key, payloads
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shards:
-    """All samples of a data set in WebDataset shards."""
+def _read(file: int, start: int, stop: int) -> bytes:
+    return os.pread(file, stop - start, start)
 
-    paths: list[str]
-    indexes: list[ShardIndex]
-    escape: bool = False
-    """Whether keys hold dots, and are packed as `escaped` writes them."""
 
-    def contents(self, notes: Mapping[str, Any], left_out: Sequence[LeftOut]) -> Contents:
-        """Return the contents to pack. ``notes`` are the entries of the source's ``index.json`` that stay true."""
-        starts = np.cumsum([0, *(index.num_samples for index in self.indexes)], dtype=np.int64)
-        renamed, separator = self.repeated_keys()
+def contents_of(
+    paths: Sequence[str],
+    indexes: Sequence[ShardIndex],
+    notes: Mapping[str, Any],
+    left_out: Sequence[LeftOut] = (),
+    *,
+    escape: bool = False,
+) -> Contents:
+    """Return all samples of shards.
 
-        def sample(number: int) -> _Stored:
-            shard = int(np.searchsorted(starts, number, side="right")) - 1
-            index, row = self.indexes[shard], number - int(starts[shard])
-            stored = index.key(row)
-            suffix = f"{separator}{shard + 1}" if number in renamed else ""
-            return packed_key(stored, escape=self.escape) + suffix, stored, self.paths[shard], index.members(row)
+    Args:
+        paths: the shards.
+        indexes: of each shard.
+        notes: the entries of the source's ``index.json`` that stay true.
+        left_out: what is left out.
+        escape: whether keys hold dots, and are packed as `escaped` writes them.
+    """
+    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
+    # With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
+    digests, separator = array("Q"), "~"  # or so many of them that no key holds it
+    for index in indexes:
+        letters = index.key_bytes.tobytes()
+        for begin, end in itertools.pairwise(index.key_starts.tolist()):
+            key = packed_key(letters[begin:end].decode("utf-8", "surrogateescape"), escape=escape)
+            while separator in key:
+                separator += "~"
+            digests.append(key_digest(key))
+    renamed = {number for _, number in repeated(digests)}
 
-        sizes, layouts = np.empty(starts[-1], np.int64), Counter[tuple[str, ...]]()
-        for start, index in zip(starts.tolist(), self.indexes, strict=False):
-            if not index.num_samples:
-                continue
-            stop = start + index.num_samples
-            stored = index.sizes + BLOCK + -index.sizes % BLOCK
-            sizes[start:stop] = np.add.reduceat(stored, index.sample_starts[:-1])
-            # The samples whose members may need more than plain headers: an escape takes three bytes for one.
-            lengths = np.diff(index.key_starts) * (3 if self.escape else 1) + len(separator) + len(str(len(self.paths)))
-            extensions = [extension.encode() for extension in index.extensions]
-            longest = max(len(extension) + (0 if extension.isascii() else PLAIN_NAME) for extension in extensions)
-            odd = lengths + 1 + longest > PLAIN_NAME
-            odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
-            odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
-            for number in (start + np.flatnonzero(odd)).tolist():
-                key, _, _, members = sample(number)
-                sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
-            firsts = first_of_layouts(index.extension_ids, index.sample_starts)
-            for first, count in zip(*(part.tolist() for part in firsts), strict=True):
-                layouts[tuple(sorted(extension.lower() for extension, _, _ in index.members(first)))] += count
-        skipped = sum((Counter(index.skipped) for index in self.indexes), Counter[str]())
-        return Contents(
-            sizes=sizes,
-            take=lambda numbers: Samples(_samples, ([sample(number) for number in numbers.tolist()],)),
-            notes={
-                **notes,
-                **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
-                **({"renamed_keys": len(renamed)} if renamed else {}),
-            },
-            left_out=tuple(left_out),
-            layouts=layouts,
-            facts={"shards": f"{len(self.paths):,}"},
-        )
+    def sample(number: int) -> _Stored:
+        shard = int(np.searchsorted(starts, number, side="right")) - 1
+        index, row = indexes[shard], number - int(starts[shard])
+        stored = index.key(row)
+        suffix = f"{separator}{shard + 1}" if number in renamed else ""
+        return packed_key(stored, escape=escape) + suffix, stored, paths[shard], index.members(row)
 
-    def repeated_keys(self) -> tuple[set[int], str]:
-        """Return the numbers of samples with duplicate keys, and the separator before a shard number in their new keys.
-
-        That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in
-        some 400,000 data sets: it is renamed without need.
-        """
-        digests, separator = array("Q"), "~"
-        for index in self.indexes:
-            letters, ends = index.key_bytes.tobytes(), index.key_starts.tolist()
-            for start, stop in itertools.pairwise(ends):
-                key = packed_key(letters[start:stop].decode("utf-8", "surrogateescape"), escape=self.escape)
-                while separator in key:
-                    separator += "~"
-                digests.append(key_digest(key))
-        return {number for _, number in repeated(digests)}, separator
+    sizes, counted = np.empty(starts[-1], np.int64), Counter[str]()
+    for start, index in zip(starts.tolist(), indexes, strict=False):
+        if not index.num_samples:
+            continue
+        stop = start + index.num_samples
+        stored = index.sizes + BLOCK + -index.sizes % BLOCK
+        sizes[start:stop] = np.add.reduceat(stored, index.sample_starts[:-1])
+        # The samples whose members may need more than plain headers: an escape takes three bytes for one.
+        lengths = np.diff(index.key_starts) * (3 if escape else 1) + len(separator) + len(str(len(paths)))
+        extensions = [extension.encode() for extension in index.extensions]
+        longest = max(len(extension) + (0 if extension.isascii() else PLAIN_NAME) for extension in extensions)
+        odd = lengths + 1 + longest > PLAIN_NAME
+        odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
+        odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
+        for number in (start + np.flatnonzero(odd)).tolist():
+            key, _, _, members = sample(number)
+            sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+        counts = np.bincount(index.extension_ids, minlength=len(index.extensions)).tolist()
+        for extension, count in zip(index.extensions, counts, strict=True):
+            counted[extension.lower()] += count
+    skipped = sum((Counter(index.skipped) for index in indexes), Counter[str]())
+    return Contents(
+        sizes=sizes,
+        take=lambda numbers: Samples(_samples, ([sample(number) for number in numbers.tolist()],)),
+        notes={
+            **notes,
+            **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
+            **({"renamed_keys": len(renamed)} if renamed else {}),
+        },
+        left_out=tuple(left_out),
+        members=+counted,
+        facts={"shards": f"{len(paths):,}"},
+    )
 
 
 def packed_key(stored: str, *, escape: bool = False) -> str:
@@ -258,8 +254,8 @@ def _source(manifest: Manifest, options: Options) -> Source:
         state.update(manifest.fingerprint.encode())
 
     folders = frozenset(storage.split(manifest.location(number))[0] for number in numbers)
-    shards = Shards(paths, indexes, escape)
-    return Source("webdataset", location, state.hexdigest(), lambda: shards.contents(notes, left_out), folders)
+    load = functools.partial(contents_of, paths, indexes, notes, left_out, escape=escape)
+    return Source("webdataset", location, state.hexdigest(), load, folders)
 
 
 def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
