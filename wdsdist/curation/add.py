@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,11 +100,12 @@ def add_columns(
             write(field.name, made[field.name], field.kind, stored.tables if stored else [])
         if tables:
 
-            def samples() -> Iterable[Any]:
+            def samples() -> Iterator[Any]:
                 if own in made:
-                    return iter(made[own].chunks)
+                    yield from made[own].chunks
+                    return
                 reader = ColumnReader(data, own)
-                return (reader.of_shard(shard) for shard in np.flatnonzero(data.counts).tolist())
+                yield from map(reader.of_shard, np.flatnonzero(data.counts).tolist())
 
             rows = _match(data, own, samples, tables, theirs)
         for name in joined:
@@ -162,8 +163,9 @@ def _match(data: Manifest, own: str, samples: Callable[[], Iterable[Any]], table
     """Match the rows of tables, counted one after another, with the samples; return the row of each sample or -1."""
     num_rows = sum(table.num_rows for table in tables)
 
-    def keys() -> Iterable[Any]:
-        return (part for table in tables for part in column(table, name_in(table, on)))
+    def keys() -> Iterator[Any]:
+        for table in tables:
+            yield from column(table, name_in(table, on))
 
     rows, is_matched = match(data, own, samples, keys, num_rows, _label(tables))
     num_used, matched, unmatched = len(np.unique(rows[rows >= 0])), int(is_matched.sum()), int((rows < 0).sum())
