@@ -41,11 +41,9 @@ def stalling(source: sources.Source) -> sources.Source:
         return Stalling(samples, 3) if next(taken) == 3 else samples
 
     if source.is_stream:
-        return replace(
-            source, load=lambda _: replace(source.contents, stream=iter(Stalling(source.contents.stream, 13)))
-        )
+        return replace(source, load=lambda: replace(source.contents, stream=iter(Stalling(source.contents.stream, 13))))
     # One shard at a time, so that those before it are whole.
-    return replace(source, load=lambda _: replace(source.contents, take=take, of_files=False))
+    return replace(source, load=lambda: replace(source.contents, take=take, of_files=False))
 
 
 def main(source: str, dest: str, workers: str, compress: str = "", append: str = "") -> None:
