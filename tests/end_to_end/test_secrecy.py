@@ -135,7 +135,7 @@ def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(tmp_path: 
         for call in (
             lambda: storage.read(location),
             lambda: storage.read(location, stop=1),
-            lambda: storage.read_until(location, lambda content, stamp: content),
+            lambda: storage.read_until(location, lambda content, is_final: content),
             lambda: storage.stat(location),
             lambda: storage.list(location),
             lambda: storage.list(location, recursive=True),

@@ -165,7 +165,7 @@ def writable(back_end: BackEnd) -> BackEnd:
 def test_what_is_there_is_read(back_end: BackEnd) -> None:
     assert storage.read(back_end.a_tar, back_end.options) == CONTENT
     assert storage.read(back_end.a_tar, back_end.options, deadline=Deadline(20)) == CONTENT
-    assert storage.read_until(back_end.a_tar, lambda content, stamp: content, back_end.options) == CONTENT
+    assert storage.read_until(back_end.a_tar, lambda content, is_final: content, back_end.options) == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_is_not_accepted_is_read_again(back_end: BackEnd) -> None:
         pytest.skip("a local file is read once")
     answers = [storage.Failure("length", "it is cut"), storage.Failure("length", "it is cut")]
 
-    def accept(content: bytes, stamp: str) -> bytes:
+    def accept(content: bytes, is_final: bool) -> bytes:
         if answers:
             raise answers.pop()
         return content
@@ -259,7 +259,7 @@ def test_what_is_not_there_is_said_at_once(back_end: BackEnd, tmp_path: Path) ->
     none = f"{back_end.url}/train/none.tar"
     for call in (
         lambda: storage.read(none, back_end.options),
-        lambda: storage.read_until(none, lambda content, stamp: content, back_end.options),
+        lambda: storage.read_until(none, lambda content, is_final: content, back_end.options),
         lambda: storage.read(none, back_end.options, stop=5),
         lambda: storage.stat(none, back_end.options),
     ):

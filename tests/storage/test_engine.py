@@ -25,7 +25,7 @@ from tests.support.faults import Proxy, Rule
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from tests.support.programs import command
-from tests.support.web import served
+from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import DestinationError, StorageError
 from wdsdist.storage import Deadline, StorageOptions, Transfer, engine
@@ -160,6 +160,36 @@ def test_faults_that_pass_are_ridden_out_to_the_same_bytes(remote: Remote, tmp_p
     count = remote.proxy.count(remote.path)
     assert count.faults
     assert done.retries + PARTS == count.requests
+
+
+def test_a_range_that_breaks_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """The server cuts each body after 3 kB: without the offset, no range of 10 kB would ever be whole."""
+    asked: list[str] = []
+
+    def answer(request: Asked) -> Answer:
+        asked.append(request.headers["range"])
+        start, stop = map(int, asked[-1].removeprefix("bytes=").split("-"))
+        length, body = stop + 1 - start, CONTENT[start : stop + 1][:3000]
+        place = {"Content-Range": f"bytes {start}-{stop}/{len(CONTENT)}", "Content-Length": str(length)}
+        return 206, {**place, "Connection": "close"}, body
+
+    pieces = bytearray()
+    with use_policy(first_pause=0.01), answering(answer) as (url, _):
+        done = read_ranges(f"{url}/a.tar", [(5, 10_005)], lambda _, piece: pieces.extend(piece), size=len(CONTENT))
+    assert (bytes(pieces), done) == (CONTENT[5:10_005], Transfer(10_000, 3))
+    assert asked == ["bytes=5-10004", "bytes=3005-10004", "bytes=6005-10004", "bytes=9005-10004"]
+
+
+def test_a_file_that_breaks_begins_again_if_the_server_has_no_ranges(tmp_path: Path) -> None:
+    length, cuts = {"Content-Length": str(len(CONTENT)), "Connection": "close"}, [True, True, False, False]
+    with (
+        use_policy(first_pause=0.01, part_bytes=2 * len(CONTENT)),
+        answering(lambda _: (200, length, CONTENT[:9000] if cuts.pop(0) else CONTENT)) as (url, asked),
+    ):
+        done = storage.fetch(f"{url}/a.tar", tmp_path / "a.tar", size=len(CONTENT))
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    assert ("range" in asked[0].headers, "range" in asked[1].headers, "range" in asked[2].headers) == (0, 1, 0)
+    assert done == Transfer(len(CONTENT), 2)
 
 
 @pytest.mark.parametrize("rule", [Rule("stall", 100), Rule("refuse"), Rule("status", 500), Rule("cut", 100)])

@@ -26,15 +26,15 @@ from wdsdist.storage.waiting import Deadline
 
 if TYPE_CHECKING:
     from wdsdist.storage.engine import Download, Transfer, begin_ranges, fetch
-    from wdsdist.storage.failures import PASSING, Failure, raise_alone
+    from wdsdist.storage.failures import PASSING, Failure
 
 _LATE = {"Download": "engine", "Transfer": "engine", "begin_ranges": "engine", "fetch": "engine",
-         "PASSING": "failures", "Failure": "failures", "raise_alone": "failures"}  # fmt: skip
+         "PASSING": "failures", "Failure": "failures"}  # fmt: skip
 
 __all__ = [
     "PASSING", "Deadline", "Download", "Entry", "Failure", "StorageOptions", "Transfer", "begin_ranges", "beside",
     "delete", "fetch", "is_read_only", "is_remote", "join", "list", "local_path", "named", "normalise",
-    "put", "raise_alone", "read", "read_until", "scheme", "shown", "split", "stat", "upload",
+    "put", "read", "read_until", "scheme", "shown", "split", "stat", "upload",
 ]  # fmt: skip
 
 
