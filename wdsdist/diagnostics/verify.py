@@ -202,12 +202,10 @@ def _check(carried: Carried[_Check], number: int) -> list[Damage]:
 
 
 def _index_path(path: Path, manifest: Manifest, number: int) -> Path:
-    """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
-    beside, folder = shard_index.beside(path), manifest.part(number)[0].base
-    if beside.exists() or storage.is_remote(folder):
-        return beside
-    elsewhere = storage.local_path(folder) / shard_index.index_name(manifest.location(number), folder)
-    return elsewhere if elsewhere.exists() else beside
+    """Return the path of a local tar's index: below the index.json that lists it, or else beside the tar."""
+    base = manifest.part(number)[0].base
+    own = storage.join(base, shard_index.index_name(manifest.location(number), base))
+    return Path(own) if not storage.is_remote(own) and Path(own).exists() else shard_index.beside(path)
 
 
 def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[tuple[Part, str]]:
