@@ -12,7 +12,7 @@ from tests.support.heard import heard
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from wdsdist import storage
-from wdsdist.storage import waiting
+from wdsdist.storage import engine, waiting
 from wdsdist.storage.waiting import Request, under_way
 
 SOON = {"first_warning": 0.02, "next_warning": 0.02}
@@ -46,7 +46,7 @@ def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) ->
         use_policy(**SOON, part_bytes=1 << 20),
         heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines,
     ):
-        storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
+        engine.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
     assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
 
 

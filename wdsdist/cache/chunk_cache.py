@@ -34,6 +34,7 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside, checksums
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
+from wdsdist.storage import engine
 from wdsdist.storage.waiting import Request
 
 _BLOCK = 2 << 20
@@ -278,7 +279,7 @@ class ChunkCache:
         with tempfile.TemporaryFile(dir=self.root) as packed:
             path = Path(f"/proc/self/fd/{packed.fileno()}")
             for is_last in (False, True):
-                fetched = storage.fetch(shard.location, path, shard.options, size=index.file.size, deadline=deadline)
+                fetched = engine.fetch(shard.location, path, shard.options, size=index.file.size, deadline=deadline)
                 self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
                 try:
                     compression.unpack(path, target, size=index.size, label=shard.shown)
@@ -313,7 +314,7 @@ class ChunkCache:
 
     def _begin(
         self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
-    ) -> storage.Download:
+    ) -> engine.Download:
         """Begin to fetch claimed chunks."""
         shard, size = copy.shard, copy.index.file.size
         ranges = [(0, size)] if shard.location in self._without_ranges else claim.ranges
@@ -322,11 +323,11 @@ class ChunkCache:
             self.count(bytes_fetched=len(data))  # first: a batch that finds the chunks there may end the epoch
             claim.write(offset, data)
 
-        return storage.begin_ranges(
+        return engine.begin_ranges(
             shard.location, ranges, write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
         )
 
-    def _finish(self, copy: OpenCopy, download: storage.Download) -> None:
+    def _finish(self, copy: OpenCopy, download: engine.Download) -> None:
         """Wait for ranges of a shard, and count the retries; note if its server has no ranges."""
         try:
             self.count(retries=download.result().retries)

@@ -27,7 +27,7 @@ from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT, is_compressed
 from wdsdist.shards.tar.reader import Readable, entries
-from wdsdist.storage import compression
+from wdsdist.storage import compression, engine
 
 _FIRST = 1 << 20
 """Bytes of the first request for a remote tar."""
@@ -107,7 +107,7 @@ def scan_remote(
             pass
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / name
-        storage.fetch(location, path, options, size=size if size >= 0 else None, deadline=deadline)
+        engine.fetch(location, path, options, size=size if size >= 0 else None, deadline=deadline)
         return scan_shard(path, label=label, skip=skip, key_rule=key_rule)
 
 

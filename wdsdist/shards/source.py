@@ -235,16 +235,13 @@ class _MappedShard(OpenShard):
             raise NotFoundError(f"shard {path} does not exist") from error
         except OSError as error:
             raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
-        if len(content) != index.size:
-            raise ShardDamagedError(
-                f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"
-            )
         looks = np.unique(np.arange(_LOOKS) * index.num_samples // _LOOKS) if index.num_samples else np.zeros(0, int)
         if len(wrong := checksums.wrong_headers(index, index.sample_starts[looks], content)):
             raise checksums.damage(index, int(wrong[0]), os.fspath(path))
-        if content[-len(END) :] != END:
+        if len(content) != index.size or content[-len(END) :] != END:
             raise ShardDamagedError(
-                f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
+                f"shard {path} does not end in the two zero blocks of a whole tar of {index.size:,} bytes: fetch or "
+                f"pack it again"
             )
         self._identity = self._identified()
         super().__init__(manifest, number, index, content)

@@ -15,7 +15,7 @@ from wdsdist.storage.urls import shown
 _log = logging.getLogger("wdsdist")
 
 _FLOWS = 1 << 20
-"""Bytes between two warnings of a download that makes progress: only slow ones are worth a warning."""
+"""Bytes between two warnings of a download that makes progress, which needs none; nor does an upload without error."""
 _SHOWN = 3
 """Most requests for one object that a warning names."""
 
@@ -126,16 +126,14 @@ class Request:
         The request of another thread for the same object says what the consumer waits for.
         """
         global _quiet_until
-        is_long = not self.is_ahead and self.wait.is_due() and not self._flows()
-        if is_long and time.monotonic() >= _quiet_until:  # one line, however many threads wait
+        if self.is_ahead or not self.wait.is_due():
+            return
+        before, self._looked = self._looked, self.bytes
+        flows = self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
+        if not flows and time.monotonic() >= _quiet_until:  # one line, however many threads wait
             _quiet_until = time.monotonic() + policy.next_warning / 2
             running = [request for request in _requests.copy().values() if request.location == self.location]
             _log.warning("still waiting for %s", "; ".join(map(str, running[:_SHOWN] or [self])))
-
-    def _flows(self) -> bool:
-        """Return whether bytes have come since the last call, in some number; for an upload, whether none failed."""
-        before, self._looked = self._looked, self.bytes
-        return self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
 
     def __str__(self) -> str:
         parts = [f"{self.wait.seconds:.0f} s"]
