@@ -39,7 +39,7 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "shards": 3_914,
+    "shards": 3_916,
     "curation": 2_637,
     "media": 726,
     "packing": 5_614,

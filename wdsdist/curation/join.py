@@ -76,9 +76,7 @@ def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Ta
             path = Path(location if not storage.is_remote(location) else folder)
             if storage.is_remote(location):
                 path = Path(folder) / f"table{'.gz' if shown.endswith('.gz') else ''}"
-                from wdsdist.storage import engine
-
-                engine.fetch(location, path, options)
+                fetch(location, path, options)
             table = open_table(path, kind=kind, label=shown)
         except IsADirectoryError as error:
             raise SourceError(f"{shown} is a folder: name a file in it") from error

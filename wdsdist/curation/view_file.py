@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write
 from wdsdist.curation.picks import MAGIC, VERSION, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
 from wdsdist.shards import array_file
@@ -45,8 +44,7 @@ def save(manifest: Manifest, path: Path) -> Path:
     header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as stream:
-            stream.write(array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
+        storage.put(str(path), array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
     except OSError as error:
         raise DestinationError(
             f"the view {path} cannot be written ({error.strerror or error}): choose another folder"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,8 @@ def scan_shard(
     with decompressed(path, label=label, tar_size=tar_size) as tar:
         data = mapped(tar)
         try:
-            index = from_tar(data.obj, label=label, skip=skip, key_rule=key_rule)
+            content: Any = data.obj  # whose slices are bytes
+            index = from_tar(content, label=label, skip=skip, key_rule=key_rule)
         except ShardDamagedError:
             if tar == path and (codec := compression.codec_of(path)):
                 raise ShardDamagedError(

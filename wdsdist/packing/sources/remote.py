@@ -140,8 +140,7 @@ def _fetched(
         for url, entry in files.items():
             path = scratch / entry.name
             engine.fetch(url, path, bound)
-            if entry.size not in (-1, path.stat().st_size):
-                size = path.stat().st_size
+            if entry.size not in (-1, size := path.stat().st_size):
                 raise StorageError(f"{storage.shown(url)} has {entry.size:,} bytes but gave {size:,}: try again")
         from wdsdist.packing import sources
 
