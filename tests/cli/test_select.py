@@ -39,11 +39,11 @@ def test_a_view_is_made_shown_listed_checked_and_packed(wdsdist: Run, shards: Pa
 
 
 def test_samples_are_split_and_repeated(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
-    told = lines(wdsdist, "split", shards, tmp_path / "views", "train=0.5", "val=0.5")
+    told = lines(wdsdist, "split", shards, tmp_path / "views", "train=0.5", "seed=0.5")
     assert [line.partition(": part ")[0] for line in told] == [
-        str(tmp_path / "views" / name) for name in ("train", "val")
+        str(tmp_path / "views" / name) for name in ("train", "seed")
     ]
-    listed = [lines(wdsdist, "ls", tmp_path / "views" / name, "--samples") for name in ("train", "val")]
+    listed = [lines(wdsdist, "ls", tmp_path / "views" / name, "--samples") for name in ("train", "seed")]
     keys = [line.split("\t")[1] for part in listed for line in part]
     assert sorted(keys) == ["cat/000", "cat/002", "cat/004", "dog/001", "dog/003", "dog/005"]
     assert lines(wdsdist, "select", shards, tmp_path / "twice", "--repeat", 2) == [
@@ -85,14 +85,13 @@ def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path:
             ("select", shards, tmp_path / "x", "--keys", shards / "index.json", "--on", "txt.byte"),
             "did you mean 'txt.bytes'",
         ),
-        (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a number"),
+        (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a share above 0"),
         (("select", shards, tmp_path / "x", "--sample", "9"), "only 6 samples can be chosen from"),
         (("select", shards, tmp_path / "x", "--repeat", "txt.byte"), "did you mean 'txt.bytes'?"),
         (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "../train=1"), "must be a name of its own and a share"),
         (("split", shards, tmp_path / "x", "a=0.9", "b=0.9"), "the shares sum to 1.8"),
-        (("split", shards, tmp_path / "x", "a=0.9", "seed=0.1"), "no part can be named self or by or seed"),
-        (("split", shards, tmp_path / "x", "a=many"), "the share of a is 'many': it must be a number"),
+        (("split", shards, tmp_path / "x", "a=many"), "the share of 'a' is 'many': it must be above 0"),
         (("select", shards, shards / "index.json", "--sample", "1"), "exists: name another file"),
     ):
         failed = wdsdist(*args)

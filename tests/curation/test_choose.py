@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support import tars
 from tests.support.examples import fewer
-from tests.support.web import Answer, Asked, answering
+from tests.support.web import Answer, Asked, answering, served
 from wdsdist.curation import choose
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SourceError, StorageError
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry, Quarantine
 
 SIZES = [[3, 41, 7], [], [0, 12, 41, 41], [99]]
 """Bytes of the ``txt`` of each sample, in each shard."""
@@ -165,6 +166,7 @@ def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path)
         ("a.npy", lambda path: np.save(path, np.zeros((2, 2))), SourceError, "must hold strings, numbers, or pairs"),
         ("a.json", b'{"key": 1}\n{"key": 2}', SourceError, r"a\.json is not a list.*JSON Lines end in \.jsonl"),
         ("a.json", b'[["a"]]', SourceError, "it must be a JSON list"),
+        ("a.jsonl", b'{"key": "s0/k1"}\n{"key": "s3', SourceError, "a.jsonl, row 2: it is not a JSON object"),
     ],
 )
 def test_a_list_that_cannot_be_read_is_refused(
@@ -173,6 +175,18 @@ def test_a_list_that_cannot_be_read_is_refused(
     path = tmp_path / name if content is None else put(tmp_path / name, content)
     with pytest.raises(kind, match=message):
         data.select(exclude=path)
+
+
+def test_an_entry_of_a_quarantine_file_that_a_killed_process_cut_off_is_left_out(
+    data: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    Quarantine(str(path)).add([BadEntry("s0/k1", "0.tar", reason="it is empty"), BadEntry("s3/k0", "3.tar")])
+    path.write_bytes(path.read_bytes()[:-9])
+    assert keys(data.select(keys=path)) == ["s0/k1"]
+    assert f"{path}: 1 entry cut off, such as row 2" in caplog.text
+    Quarantine(str(path)).add([BadEntry("s2/k1", "2.tar")])
+    assert keys(data.select(exclude=path)) == [key for key in KEYS if key not in ("s0/k1", "s2/k1")]
 
 
 def test_a_list_that_no_sample_is_in_is_refused_with_the_column_that_looks_alike(tmp_path: Path) -> None:
@@ -242,6 +256,19 @@ def test_a_view_that_holds_no_way_to_make_it_again_is_refused(tmp_path: Path) ->
     many = [*data.column("key")[:5], *(f"no{n}" for n in range(1000))]
     with pytest.raises(NotFoundError, match="1,005 values does not exist"):
         choose.refresh(data.select(keys=many).save(tmp_path / "view"))
+
+
+def test_a_view_is_made_again_by_a_list_in_a_store_only_if_the_user_allows_it(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "optout.txt").write_text("007\n")
+    with served(tmp_path / "lists") as web:
+        path = data.select(exclude=f"{web.url}/optout.txt").save(tmp_path / "view")
+        web.asked.clear()
+        with pytest.raises(IndexFormatError, match=r"made with the list http://.*optout\.txt: .*allow_elsewhere=True"):
+            choose.refresh(path)
+        assert not web.asked
+        assert [view.num_samples for _, view in choose.refresh(path, allow_elsewhere=True)] == [19]
 
 
 def test_only_views_are_written_over(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_names_of_what_the_shards_say_are_left_out(
 ) -> None:
     path = table(tmp_path / "t.parquet", [{"uid": UIDS[0], "key": "mine", "bytes": 0, "v": 1}])
     added = add.add_columns(data, join=path, on={"json.uid": "uid"}, output=tmp_path / "columns", workers=1)
-    assert [name for name in added.columns if name != "json.uid"] == ["v"]
+    assert [name for name in added if name != "json.uid"] == ["v"]
     assert "the column 'key' of" in caplog.text
     assert data.column("key").tolist() == KEYS
 
@@ -179,31 +180,58 @@ def test_a_join_that_fails_adds_no_column(data: Manifest, tmp_path: Path) -> Non
     assert not list(output.glob("*.parquet")), "also not the column that was compared"
 
 
-def test_an_appended_data_set_gets_its_rows_from_the_tables_that_were_joined(tmp_path: Path) -> None:
-    def packed(numbers: range, *, append: bool) -> Manifest:
-        samples = ({"__key__": f"{n:03}", "txt": "x" * n} for n in numbers)
-        return wdsdist.pack(samples, tmp_path / "data", shuffle_seed=None, shard_samples=4, append=append)
+def packed(folder: Path, numbers: range) -> Manifest:
+    samples = ({"__key__": f"{n:03}", "txt": "x" * n} for n in numbers)
+    append = (folder / "data").exists()
+    return wdsdist.pack(samples, folder / "data", shuffle_seed=None, shard_samples=4, append=append)
 
-    data = packed(range(8), append=False)
-    for name, rows in (("a", {"000": 1, "009": 9}), ("b", {"001": 2, "010": 10, "009": 99})):
-        lines = "".join(f"{key},{value}\n" for key, value in rows.items())
-        (tmp_path / f"{name}.csv").write_text(f"key,v\n{lines}")
-        data.add_columns(join=tmp_path / f"{name}.csv", replace=name == "b")
+
+def csv(path: Path, header: str, rows: dict[str, Any]) -> Path:
+    path.write_text(f"{header}\n" + "".join(f"{key},{value}\n" for key, value in rows.items()))
+    return path
+
+
+def test_an_appended_data_set_gets_its_rows_from_tables_that_are_joined_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, a, b = packed(tmp_path, range(8)), tmp_path / "a.csv", tmp_path / "b.csv"
+    data.add_columns(join=csv(a, "key,v", {"000": 1, "009": 9}))
+    data.add_columns(join=csv(b, "key,v", {"001": 2, "010": 10, "009": 99}), replace=True)
     data.add_columns(fields=["txt.length"])
     before = values(data, "v")
-    grown = packed(range(8, 12), append=True)
-    with pytest.raises(ArgumentError, match="values for 2 of the 3 shards"):
+    grown = packed(tmp_path, range(8, 12))
+    content = (tmp_path / "data" / "columns" / "v.parquet").read_bytes()
+    a.unlink()
+    os.mkfifo(a)  # to open it would block
+    assert add.add_columns(grown, workers=1) == ["txt.length"]
+    assert f"new shards lack the values of joined columns (v): join their tables again ({a}, {b})" in caplog.text
+    assert (tmp_path / "data" / "columns" / "v.parquet").read_bytes() == content
+    with pytest.raises(ArgumentError, match=rf"'v' has values for 2 of the 3 shards .*: join {a}, {b} again"):
         values(grown, "v")
-    (tmp_path / "a.csv").write_text("key,v\n000,77\n009,9\n")  # values that are there stay
-    added = add.add_columns(grown, workers=1)
-    assert set(added.columns) == {"v", "txt.length"}
-    assert values(grown, "v") == [*before, None, 99, 10, None]
+    a.unlink()
+    grown.add_columns(join=csv(a, "key,v", {"009": 9, "011": 11}))
+    assert values(grown, "v") == [*before, None, 9, None, 11]
+    grown.add_columns(join=csv(b, "key,v", {"010": 10}))
+    assert values(grown, "v") == [*before, None, 9, 10, 11]
     assert values(grown, "txt.length") == list(range(12))
-    assert add.add_columns(grown).columns == ()
-    (tmp_path / "a.csv").unlink()
-    packed(range(12, 14), append=True)
-    with pytest.raises(NotFoundError, match=r"a\.csv does not exist"):
-        wdsdist.open(tmp_path / "data").add_columns()
+    assert add.add_columns(grown) == []
+
+
+def test_columns_that_were_joined_by_each_other_are_named_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = packed(tmp_path, range(8))
+    data.add_columns(join=csv(tmp_path / "a.csv", "key,a", {f"{n:03}": f"a{n}" for n in range(12)}))
+    data.add_columns(join=csv(tmp_path / "b.csv", "a,b", {f"a{n}": f"b{n}" for n in range(12)}), on="a")
+    data.add_columns(join=csv(tmp_path / "c.csv", "b,a", {f"b{n}": f"a{n}" for n in range(12)}), on="b")
+    grown = packed(tmp_path, range(8, 12))
+    assert add.add_columns(grown) == []
+    paths = ", ".join(str(tmp_path / f"{name}.csv") for name in "abc")
+    assert f"joined columns (a, b): join their tables again ({paths})" in caplog.text
+    with pytest.raises(ArgumentError, match=r"the column 'a' has values for 2 of the 3 shards .*: join .*a\.csv"):
+        grown.add_columns(join=tmp_path / "b.csv", on="a")
+    grown.add_columns(join=tmp_path / "a.csv").add_columns(join=tmp_path / "b.csv", on="a")
+    assert values(grown, "b") == [f"b{n}" for n in range(12)]
 
 
 def test_a_field_does_not_drop_what_was_joined(data: Manifest, tmp_path: Path) -> None:
@@ -232,12 +260,12 @@ def test_what_cannot_be_joined_is_refused(
 
 
 def test_a_table_at_a_signed_url_completes_a_stale_column_and_its_signature_is_not_kept(tmp_path: Path) -> None:
-    def packed(numbers: range, *, append: bool) -> Manifest:
+    def packed_json(numbers: range, *, append: bool) -> Manifest:
         samples = ({"__key__": f"{n:03}", "json": {"n": n if n % 2 else None}} for n in numbers)
         return wdsdist.pack(samples, tmp_path / "data", shuffle_seed=None, shard_samples=2, append=append)
 
-    packed(range(4), append=False).add_columns(fields=["json.n"], workers=1)
-    data = packed(range(4, 6), append=True)
+    packed_json(range(4), append=False).add_columns(fields=["json.n"], workers=1)
+    data = packed_json(range(4, 6), append=True)
     content = table(tmp_path / "t.parquet", [{"key": f"{n:03}", "json.n": n} for n in range(6)]).read_bytes()
 
     def answer(asked: Asked) -> Answer:

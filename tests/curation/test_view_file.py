@@ -17,7 +17,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.web import served
-from wdsdist.curation.picks import MAGIC, VERSION, Picks
+from wdsdist.curation.view_file import MAGIC, VERSION, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
 

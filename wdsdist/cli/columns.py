@@ -41,9 +41,10 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     A column has one value per sample. `wdsdist select` and batches of variable lengths use columns. --field reads small
     members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype,
     npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, with rows in any order, and fills in
-    missing values. Without these options, existing columns get the values of appended shards. `wdsdist info` lists the
-    columns.
+    missing values. Without these options, existing columns of members get the values of appended shards; join tables
+    again. `wdsdist info` lists the columns.
     """
+    from wdsdist.curation import column_file
     from wdsdist.curation.add import add_columns
     from wdsdist.curation.arrays import KINDS
     from wdsdist.curation.columns import column
@@ -52,13 +53,13 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
     data = opened(*shards)
     with shards_meter("reading", quiet=quiet) as progress:
-        added = add_columns(data, on={own: theirs} if theirs else own, progress=progress, **options)
+        names = add_columns(data, on={own: theirs} if theirs else own, progress=progress, **options)
     if quiet:
         return
-    for name in added.columns:
+    for name in names:
         values = column(data.whole, name)
         filled = counted(len(values) - values.null_count, "value")
         say(f"{name}: {KINDS[str(values.type)]}, {filled}, {values.null_count:,} missing")
-    if not added.columns:
-        say("the columns have the values of all shards")
-    say(f"columns: in {added.folder}")
+    if not names:
+        say("no column lacks values of members")
+    say(f"columns: in {column_file.folders(data)[0]}")

@@ -11,13 +11,10 @@ import click
 from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, command, how_to_open, opened
 from wdsdist.cli.output import described, say
-from wdsdist.errors import ArgumentError, DestinationExistsError
+from wdsdist.errors import DestinationExistsError
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
-
-_TAKEN = ("self", "by", "seed", "allow_empty")
-"""Names that no part can have: they are the other arguments of `Manifest.split`."""
 
 
 @command(
@@ -49,7 +46,10 @@ def select(
     of shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
     if refresh is not None:
-        _refresh(refresh, allow_empty)
+        from wdsdist.curation.choose import refresh as make_again
+
+        for path, view in make_again(refresh, allow_empty=allow_empty, **how_to_open()):
+            say(f"{path}: {counted(view.num_samples, 'sample')}")
         return
     if shards is None or destination is None:
         raise click.UsageError("name SHARDS and the DESTINATION, or a view by --refresh")
@@ -57,12 +57,12 @@ def select(
     manifest = opened(shards)
     seed = chosen_by["seed"]
     if chosen_by["where"] is not None or chosen_by["keys"] or chosen_by["exclude"] or sample:
-        amount = None if sample is None else _number("--sample", sample)
-        manifest = manifest.select(sample=amount, allow_empty=allow_empty, **chosen_by)
+        amount = None if sample is None else _number(sample)
+        manifest = manifest.select(sample=amount, allow_empty=allow_empty, **chosen_by)  # type: ignore[arg-type]
     elif not repeat:
         raise click.UsageError("say which samples: --where, --keys, --exclude, --sample or --repeat")
     if repeat:
-        manifest = manifest.repeat(_column_or_number(manifest, repeat), seed=seed, allow_empty=allow_empty)
+        manifest = manifest.repeat(_number(repeat), seed=seed, allow_empty=allow_empty)
     _save(manifest, destination)
 
 
@@ -87,26 +87,18 @@ def split(
     Each part becomes a view in the folder DESTINATION. The part of a sample depends only on its key (or the column
     --by) and the seed, so it stays the same as data grows.
     """
+    from wdsdist.curation import choose
+
     shares: dict[str, Any] = {}
     for part in parts:
         name, _, share = part.partition("=")
         if not name or not share or name in shares or Path(name).name != name:
             raise click.UsageError(f"{part!r} must be a name of its own and a share, such as train=0.98")
-        if name in _TAKEN:
-            raise click.UsageError(f"{part!r}: no part can be named {' or '.join(_TAKEN)}")
-        shares[name] = _number(f"the share of {name}", share)
+        shares[name] = _number(share)
         _check_free(destination / name, overwrite)
-    manifest = opened(shards)
-    for name, view in zip(shares, manifest.split(by=by, seed=seed, allow_empty=allow_empty, **shares), strict=True):
+    views = choose.split(opened(shards), shares, by=by, seed=seed, allow_empty=allow_empty)
+    for name, view in zip(shares, views, strict=True):
         _save(view, destination / name)
-
-
-def _refresh(path: str, allow_empty: bool) -> None:
-    """Make a view again, and print a line for each file that was written."""
-    from wdsdist.curation.choose import refresh
-
-    for place, view in refresh(path, allow_empty=allow_empty, **how_to_open()):
-        say(f"{place}: {counted(view.num_samples, 'sample')}")
 
 
 def _save(view: Manifest, path: Path) -> None:
@@ -119,15 +111,9 @@ def _check_free(path: Path, overwrite: bool) -> None:
         raise DestinationExistsError(f"{path} exists: name another file, or give --overwrite to replace it")
 
 
-def _column_or_number(manifest: Manifest, text: str) -> str | int | float:
-    """Parse the value of --repeat: a number, or the name of a column."""
-    with contextlib.suppress(ArgumentError):
-        return text if text in manifest.columns else _number("", text)
-    return text
-
-
-def _number(option: str, text: str) -> int | float:
+def _number(string: str) -> int | float | str:
+    """Parse a number; return any other string as it is, such as a column for --repeat."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
-            return kind(text)
-    raise ArgumentError(f"{option} is {text!r}: it must be a number")
+            return kind(string)
+    return string

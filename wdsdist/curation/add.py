@@ -1,45 +1,34 @@
-"""Add columns to a data set: values from its members, and values from tables that are joined.
+"""Add columns to a data set: values of its members, and values of tables that are joined, which fill gaps.
 
-The sources of a column are recorded with it, and the first that has a value for a sample counts. So a join fills gaps,
-and a later call makes the values of new shards.
+A file of a column records how its values were made, so that a later call without arguments reads the members of new
+shards. It opens no table: the user names a table for each join, and a data set names none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdsdist import storage
-from wdsdist._util.pools import Carried, completed, pool
-from wdsdist._util.validation import check_callable, check_integer, check_path, counted
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.validation import check_callable, check_integer, check_path, counted, hint
 from wdsdist.curation import arrays, column_file
-from wdsdist.curation.column_file import Source, StoredColumn
+from wdsdist.curation.column_file import StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
-from wdsdist.curation.fields import KINDS, Field, Values, parsed, read
-from wdsdist.curation.join import Join, Tables, opened, table_paths
+from wdsdist.curation.fields import columns_of, parsed
+from wdsdist.curation.join import Tables, column, match, name_in, open_tables
 from wdsdist.curation.tables import Table, pyarrow
-from wdsdist.errors import ArgumentError, IndexFormatError
-from wdsdist.shards.progress import Report, ShardsProgress
+from wdsdist.errors import ArgumentError, IndexFormatError, printable
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
+    from wdsdist.shards.progress import ShardsProgress
 
 _log = logging.getLogger("wdsdist")
-
-
-class Added(NamedTuple):
-    """What adding columns did."""
-
-    folder: Path
-    columns: tuple[str, ...]
 
 
 def add_columns(
@@ -55,63 +44,88 @@ def add_columns(
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[ShardsProgress], None] | None = None,
-) -> Added:
-    """Add columns to a data set, or refresh stale ones; see `Manifest.add_columns`."""
+) -> list[str]:
+    """Add columns to a data set, or refresh stale ones; see `Manifest.add_columns`. Return their names."""
     check_callable("progress", progress)
     if workers is not None:
         check_integer("workers", workers, 1)
-    data, requested, new_join = manifest.whole, parsed(manifest.whole, fields, probe), None
-    paths, options = ({}, manifest.client_options) if join is None else table_paths(data, join, storage_options)
+    folder = None if output is None else check_path("output", output)
+    data, requested = manifest.whole, parsed(manifest.whole, fields, probe)
+    kinds = {field.name: field.kind for field in requested}
+
+    @functools.cache
+    def kept(name: str) -> StoredColumn | None:
+        """Return the file of a column whose values stay."""
+        try:
+            stored = column_file.load(data, name)
+        except IndexFormatError as error:
+            _log.warning("%s; its values are not used", error)
+            return None
+        if stored is None or kinds.get(name, stored.kind) == stored.kind:
+            return stored
+        if stored.tables and not replace:
+            raise ArgumentError(f"the column {name!r} has values that were joined: pass replace=True to drop them")
+        return None
+
+    candidates, joined, tables = list[str](), list[str](), list[Table]()
     if join is not None:
-        new_join = {"tables": [*paths], "on": _compared(on)}
-        if new_join["on"][0] not in {*names(data), *(field.name for field in requested)}:
-            requested += parsed(data, [new_join["on"][0]], [])
-    elif not requested and not column_file.names(data):
-        raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
-    with contextlib.ExitStack() as stack:
-        chosen = None if output is None else check_path("output", output)
-        folder, write = stack.enter_context(column_file.writing(data, chosen))
-        columns = _Columns(
-            data,
-            read=functools.partial(from_members, data, workers=workers, progress=progress),
-            open_table=lambda path: stack.enter_context(opened(paths.get(path, path), options)),
-        )
-        added = [field.name for field in requested]
-        for field in requested:
-            sources = columns[field.name].sources
-            if not replace and field.source not in sources and any("tables" in source for source in sources):
+        own, theirs = _compared(on)
+        if own not in {*names(data), *kinds}:
+            requested += parsed(data, [own], [])
+        labels, tables = open_tables(data, join, storage_options)
+        joined = _joined(tables, theirs, only)
+        candidates = [own, *joined]
+    elif not requested:
+        candidates = column_file.names(data)
+        if not candidates:
+            raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
+    made, shards = dict[str, Any](), set[int]()
+    with column_file.writing(data, folder) as write:
+        files = [kept(name) for name in candidates if name not in kinds and not column_file.is_free(name)]
+        stale = [stored for stored in files if stored is not None and stored.is_stale]
+        requested += parsed(data, *([each.name for each in stale if each.kind == kind] for kind in ("field", "probe")))
+        if join is None and (lacking := [each for each in stale if each.tables]):
+            columns = ", ".join(each.name for each in lacking)
+            paths = ", ".join(sorted({path for each in lacking for path in each.tables}))
+            about = f"new shards lack the values of joined columns ({columns}): join their tables again ({paths})"
+            _log.warning("%s", printable(about))
+        incomplete = [field for field in requested if (stored := kept(field.name)) is None or stored.is_stale]
+        for field in incomplete:
+            stored = kept(field.name)
+            shards.update(range(len(data.counts)) if stored is None else np.flatnonzero(stored.groups < 0).tolist())
+        read = columns_of(data, incomplete, sorted(shards), workers, progress)
+        for field in incomplete:
+            stored = kept(field.name)
+            made[field.name], _ = arrays.filled_up(_values(data, stored), read[field.name])
+            write(field.name, made[field.name], field.kind, stored.tables if stored else [])
+        if tables:
+
+            def samples() -> Iterator[Any]:
+                if own in made:
+                    yield from made[own].chunks
+                    return
+                reader = ColumnReader(data, own)
+                yield from map(reader.of_shard, np.flatnonzero(data.counts).tolist())
+
+            rows = _match(data, own, samples, tables, theirs)
+        for name in joined:
+            stored = kept(name)
+            values = made[name] if name in made else _values(data, stored)
+            values, differing = arrays.filled_up(values, _taken(tables, name, rows), replace=replace)
+            if differing and not replace:
+                has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                 raise ArgumentError(
-                    f"the column {field.name!r} has values that were joined: pass replace=True to drop them"
+                    f"{has} another {name!r} already than {_label(tables)} says, so nothing was written: pass "
+                    f"replace=True to take the new values",
+                    argument="replace",
                 )
-            if field.source not in sources:  # another way to make it: its values are dropped
-                columns[field.name] = _Column(None, [field.source])
-        if not requested and new_join is None:
-            added = [name for name in column_file.names(data) if columns.is_incomplete(name)]
-        incomplete = list(filter(columns.is_incomplete, added))
-        columns.read_members(incomplete)
-        for name in incomplete:
-            write(name, columns.values_of(name), columns[name].sources)
-        if new_join is not None:
-            joined = columns.joined(new_join)
-            for name in joined.columns(only):
-                if column_file.is_free(name) or not name:
-                    _log.warning("the column %r of %s is left out: the shards say it", name, joined.label)
-                    continue
-                values, differing = arrays.filled_up(columns.values_of(name), joined.values(name), replace=replace)
-                if differing and not replace:
-                    has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
-                    raise ArgumentError(
-                        f"{has} another {name!r} already than {joined.label} says, so nothing was written: "
-                        f"pass replace=True to take the new values",
-                        argument="replace",
-                    )
-                others = [source for source in columns[name].sources if source != new_join]
-                write(name, values, [new_join, *others] if replace else [*others, new_join])
-                added.append(name)
-    return Added(folder, tuple(dict.fromkeys(added)))
+            before = stored.tables if stored else []
+            kind = kinds.get(name) or (stored.kind if stored else "table")
+            write(name, values, kind, dict.fromkeys([*before, *labels]))
+    return list(dict.fromkeys([*(field.name for field in requested), *joined]))
 
 
-def _compared(on: str | Mapping[str, str]) -> list[str]:
+def _compared(on: str | Mapping[str, str]) -> tuple[str, str]:
     """Return the column of the data set and the column of the tables that ``on`` names."""
     pairs = {on: on} if isinstance(on, str) else on
     if not isinstance(pairs, Mapping) or [type(name) for pair in pairs.items() for name in pair] != [str, str]:
@@ -120,135 +134,67 @@ def _compared(on: str | Mapping[str, str]) -> list[str]:
             f"column of the table",
             argument="on",
         )
-    return list(next(iter(pairs.items())))
+    return next(iter(pairs.items()))
 
 
-class _Column(NamedTuple):
-    """A column that is made or completed."""
+def _joined(tables: Sequence[Table], on: str, only: Collection[str] | None) -> list[str]:
+    """Return the names of the tables' columns but the key, without columns of nested values; or only some.
 
-    stored: StoredColumn | None
-    """Its file, whose values stay."""
-    sources: list[Source]
-
-
-class _Columns(dict[str, _Column]):
-    """The columns of a data set as they are now, by name, and their sources, each of which is read once.
-
-    Args:
-        data: the data set.
-        read: reads columns of members in some shards.
-        open_table: opens a table by its recorded path.
+    Raises `ArgumentError` if a table lacks the key, or for a name in ``only`` that no table has.
     """
-
-    def __init__(
-        self,
-        data: Manifest,
-        read: Callable[[Sequence[Field], Sequence[int]], dict[str, Any]],
-        open_table: Callable[[str], Table],
-    ) -> None:
-        self.data, self._read, self._open_table = data, read, open_table
-        self._members: dict[str, Any] = {}
-        self._joins: dict[str, Join] = {}
-
-    def __missing__(self, name: str) -> _Column:
-        """Look up a column in the files; a damaged file is replaced."""
-        stored = None
-        try:
-            stored = column_file.load(self.data, name)
-        except IndexFormatError as error:
-            _log.warning("%s; it is replaced", error)
-        self[name] = _Column(stored, [] if stored is None else stored.sources)
-        return self[name]
-
-    def is_incomplete(self, name: str) -> bool:
-        """Return whether a column is stale: it has sources, but no values of some shards."""
-        stored, sources = self[name]
-        return bool(sources) and (stored is None or stored.is_stale)
-
-    def values_of(self, name: str) -> Any:
-        """Return the values of all samples, a chunked array: the first that the file or a source has."""
-        stored, sources = self[name]
-        values = pyarrow().chunked_array([pyarrow().nulls(self.data.num_samples)])
-        if stored is not None:
-            values = arrays.concatenated(
-                [
-                    pyarrow().nulls(count) if stored.groups[shard] < 0 else stored.read(shard)
-                    for shard, count in enumerate(self.data.counts.tolist())
-                ]
-            )
-        for source in sources if self.is_incomplete(name) else ():
-            if "tables" not in source and name not in self._members:
-                self.read_members([name])
-            more = self.joined(source).values(name) if "tables" in source else self._members[name]
-            values, _ = arrays.filled_up(values, more)
-        return values
-
-    def joined(self, source: Source) -> Join:
-        """Return the tables of a source, matched with the samples."""
-        key = json.dumps(source)
-        if key not in self._joins:
-            own, tables = source["on"][0], [self._open_table(path) for path in source["tables"]]
-            self._joins[key] = Join(self.data, tables, source["on"], functools.partial(self._parts_of, own))
-        return self._joins[key]
-
-    def _parts_of(self, name: str) -> Iterator[Any]:
-        """Yield the values of a column that is made or not, shard by shard if it is in a file."""
-        if self.is_incomplete(name):
-            yield from self.values_of(name).chunks
-            return
-        reader = ColumnReader(self.data, name)
-        for shard in np.flatnonzero(self.data.counts).tolist():
-            yield from reader.read([shard]).chunks
-
-    def read_members(self, names: Sequence[str]) -> None:
-        """Read columns of members, in the shards that the file of any of them lacks."""
-        sources = [source for name in names for source in self[name].sources]
-        fields = parsed(self.data, *([source[kind] for source in sources if kind in source] for kind in KINDS))
-        lacking = np.zeros(len(self.data.counts), np.bool_)
-        for field in fields:
-            stored = self[field.name].stored
-            lacking |= True if stored is None else stored.groups < 0
-        self._members |= self._read(fields, np.flatnonzero(lacking).tolist())
+    known = dict[str, None]()
+    for table in tables:
+        key, is_nested = name_in(table, on), pyarrow().types.is_nested
+        known |= dict.fromkeys(each.name for each in table.schema if each.name != key and not is_nested(each.type))
+    for name in only or ():
+        if name not in known:
+            message = f"{tables[0].label} has no column {name!r}: {hint(name, known)}"
+            raise ArgumentError(message, argument="only")
+    joined = list[str]()
+    for name in known if only is None else only:
+        if column_file.is_free(name) or not name:
+            _log.warning("the column %r of %s is left out: the shards say it", name, _label(tables))
+        else:
+            joined.append(name)
+    return joined
 
 
-def from_members(
-    data: Manifest, fields: Sequence[Field], shards: Sequence[int], workers: int | None = None, progress: Report = None
-) -> dict[str, Any]:
-    """Return columns of the members of some shards: chunked arrays by name, with no values for the other shards."""
-    if not fields:
-        return {}
-    made: dict[int, dict[str, Values]] = {}
+def _match(data: Manifest, own: str, samples: Callable[[], Iterable[Any]], tables: Sequence[Table], on: str) -> Int64s:
+    """Match the rows of tables, counted one after another, with the samples; return the row of each sample or -1."""
+    num_rows = sum(table.num_rows for table in tables)
 
-    def report() -> None:
-        if progress:
-            sizes, done = data.sizes.clip(0), list(made)
-            in_bytes = int(sizes[done].sum()), int(sizes[shards].sum())
-            progress(ShardsProgress(len(done), len(shards), *in_bytes, int(data.counts[done].sum())))
+    def keys() -> Iterator[Any]:
+        for table in tables:
+            yield from column(table, name_in(table, on))
 
-    report()
-    carried = Carried((data, fields))
-    is_remote = any(storage.is_remote(data.location(shard)) for shard in shards)
-    with pool(workers, len(shards), remote=is_remote) as executor:
-        futures = {executor.submit(_read, carried, shard): shard for shard in shards}
-        for future in completed(futures):
-            made[futures[future]] = future.result()
-            report()
-    columns = {}
-    for field in fields:
-        parts = []
-        for shard, count in enumerate(data.counts.tolist()):
-            parts.append(made[shard][field.name] if shard in made else Values(pyarrow().nulls(count)))
-        if failed := sum(part.num_failed for part in parts):
-            shard = next(shard for shard, part in enumerate(parts) if part.num_failed)
-            first = f"{data.shown_name(shard)}: {parts[shard].first_failed}"
-            _log.warning(
-                "%s: the members of %s cannot be read, and have no value, such as %s",
-                field.name, counted(failed, "sample"), first,
-            )  # fmt: skip
-        columns[field.name] = arrays.concatenated([part.values for part in parts])
-    return columns
+    rows, is_matched = match(data, own, samples, keys, num_rows, _label(tables))
+    num_used, matched, unmatched = len(np.unique(rows[rows >= 0])), int(is_matched.sum()), int((rows < 0).sum())
+    _log.log(
+        logging.WARNING if unmatched or num_used < num_rows else logging.INFO,
+        f"joined {_label(tables)} by {own}: rows {num_rows:,}, {num_rows - matched:,} of them without a sample, "
+        f"{matched - num_used:,} with the key of an earlier row; samples matched {len(rows) - unmatched:,}, "
+        f"{unmatched:,} without a row",
+    )
+    return rows
 
 
-def _read(carried: Carried[tuple[Manifest, Sequence[Field]]], shard: int) -> dict[str, Values]:
-    data, fields = carried.value
-    return read(data, shard, fields)
+def _taken(tables: Sequence[Table], name: str, rows: Int64s) -> Any:
+    """Return the values of a column of the tables for the samples that have these rows, as an array."""
+    parts = list[Any]()
+    for table in tables:
+        parts += column(table, name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
+    return arrays.concatenated(parts).combine_chunks().take(pyarrow().array(rows, mask=rows < 0))
+
+
+def _label(tables: Sequence[Table]) -> str:
+    return tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
+
+
+def _values(data: Manifest, stored: StoredColumn | None) -> Any:
+    """Return the values of all samples that a file has, as a chunked array."""
+    if stored is None:
+        return pyarrow().chunked_array([pyarrow().nulls(data.num_samples)])
+    counts = enumerate(data.counts.tolist())
+    return arrays.concatenated(
+        [pyarrow().nulls(count) if stored.groups[shard] < 0 else stored.read(shard) for shard, count in counts]
+    )

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import json
+import logging
 import math
 import os
 import zlib
@@ -20,11 +21,11 @@ import xxhash
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
-from wdsdist.curation import add, arrays, columns, fields, query, view_file
-from wdsdist.curation.join import column, examples, match, name_in, opened
-from wdsdist.curation.picks import MOST_IN_A_SHARD, Picks
+from wdsdist.curation import arrays, columns, fields, query, view_file
+from wdsdist.curation.join import column, examples, match, name_in, open_at
 from wdsdist.curation.tables import kind_of, pyarrow
-from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
+from wdsdist.curation.view_file import MOST_IN_A_SHARD, Picks
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SampleError, SourceError
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Keys = Iterable[Any] | str | os.PathLike[str]
 
 _FEW = 1000
 """Values of a list that a view holds, so that it can be made again."""
+_log = logging.getLogger("wdsdist")
 
 
 def select(
@@ -53,7 +55,9 @@ def select(
     if isinstance(amount, int):
         check_integer("sample", amount, 0)
     elif sample is not None and (amount is None or not 0 < amount <= 1):
-        raise ArgumentError(f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples")
+        raise ArgumentError(
+            f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples", argument="sample"
+        )
     is_chosen = np.ones(manifest.num_samples, np.bool_)
     step: dict[str, Any] = {}
     if where is not None:
@@ -84,7 +88,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
         own = columns.column(data, on)
     elif on in (known := examples(data)):
         shards = np.flatnonzero(data.counts).tolist()
-        own = add.from_members(data.whole, fields.parsed(data.whole, [on], []), shards)[on]
+        own = fields.columns_of(data.whole, fields.parsed(data.whole, [on], []), shards)[on]
         own = own if data.picks is None else own.take(pyarrow().array(data.picks.positions()))
     else:
         raise columns.unknown(data, on, known)
@@ -92,7 +96,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
         location = storage.normalise(os.fspath(values))
         location = location if storage.is_remote(location) else str(Path(location).absolute())
         label = storage.shown(location)
-        note: dict[str, Any] = {"from": location, "is_file": True}
+        note: dict[str, Any] = {"from": location}
         listed = _read_list(location, on, data.client_options)
     elif isinstance(values, Iterable) and not isinstance(values, bytes):
         listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
@@ -108,11 +112,19 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
 
 
 def _read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:
-    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list."""
+    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list.
+
+    A line of a quarantine file that is cut off, as a killed process leaves it, is left out with a warning.
+    """
     shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
-    if kind_of(name):
-        with opened(location, options) as table:
-            return arrays.concatenated([*column(table, name_in(table, on))]).combine_chunks()
+    if kind := kind_of(name):
+        table = open_at(location, options, on_error="skip" if kind == "jsonl" else "raise")
+        if table.bad_rows:
+            row, reason = table.bad_rows[0]
+            if not {"key", "field"}.issubset(table.schema.names):
+                raise SourceError(f"{shown}, row {row:,}: {reason}")
+            _log.warning("%s: %s cut off, such as row %s", shown, counted(len(table.bad_rows), "entry"), f"{row:,}")
+        return arrays.concatenated([*column(table, name_in(table, on))]).combine_chunks()
     try:
         content = storage.read(location, options)
         if name.endswith(".gz"):
@@ -228,15 +240,18 @@ def refresh(
         parent = Path(str(step.get("view") or own))
         if parent != own and current.picks is not None and view_file.is_view(str(parent), named):
             views.append((parent, current))
-        current = _again(current, step, allow_empty)
+        current = _again(current, step, allow_elsewhere=allow_elsewhere, allow_empty=allow_empty)
     views.append((own, current))
     for location, view in views:  # all are made before the first is written
         view_file.save(view, location)
     return views
 
 
-def _again(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manifest:
-    """Return the view that a recorded step makes of a data set."""
+def _again(data: Manifest, step: dict[str, Any], *, allow_elsewhere: bool, allow_empty: bool) -> Manifest:
+    """Return the view that a recorded step makes of a data set.
+
+    Raises `IndexFormatError` for a list in a store, unless the user allows it, as for the data set of a view.
+    """
     match step:
         case {"split": dict(shares), "part": str(part), "by": str(by), "seed": int(seed)}:
             views = split(data, dict(shares), by=by, seed=seed, allow_empty=allow_empty)
@@ -247,6 +262,12 @@ def _again(data: Manifest, step: dict[str, Any], allow_empty: bool) -> Manifest:
             return explode(data, by, per=step.get("per", 1), allow_empty=allow_empty)
     lists = {name: step[name] for name in ("keys", "exclude") if name in step}
     values = {name: note.get("list", note["from"]) for name, note in lists.items()}
+    for location in values.values():
+        if isinstance(location, str) and storage.is_remote(location) and not allow_elsewhere:
+            raise IndexFormatError(
+                f"the view was made with the list {storage.shown(location)}: if you know it and want it, pass "
+                f"allow_elsewhere=True"
+            )
     options = {name: step[name] for name in ("where", "sample", "seed") if name in step}
     on = next((note["on"] for note in lists.values()), "key")
     return select(data, **values, **options, on=on, allow_empty=allow_empty)

@@ -1,7 +1,7 @@
 """Column files: a Parquet file for each column, in a folder ``columns`` beside ``index.json`` or where the user put it.
 
-A row group holds the values of one shard, so that they are read alone. The metadata identify the shards, and record the
-sources of the values. A file that lacks shards of a data set, because the data set has grown, is *stale*.
+A row group holds the values of one shard, so that they are read alone. The metadata identify the shards, and record how
+the values were made. A file that lacks shards of a data set, because the data set has grown, is *stale*.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import logging
 import os
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +42,11 @@ LOCK = ".wdsdist-columns.lock"
 _WORK = ".unfinished"
 """Folder for the columns of a call that is not complete; a killed call leaves it, and the next one removes it."""
 _NOTES = b"wdsdist.column"
-_VERSION = 2
+_VERSION = 3
 _log = logging.getLogger("wdsdist")
 
-Source = dict[str, Any]
-"""The source of values: ``{"field": "json.width"}``, ``{"probe": "jpg.width"}``, or ``{"tables": [...], "on": [own,
-theirs]}`` for a join."""
+Kind = Literal["field", "probe", "table"]
+"""How values are made: from small members, from headers, or by joins alone."""
 
 
 def is_free(name: str) -> bool:
@@ -60,8 +59,9 @@ class StoredColumn:
     """A column in a file."""
 
     name: str
-    sources: list[Source]
-    """The sources of its values; the first that has a value for a sample counts."""
+    kind: Kind
+    tables: list[str]
+    """The tables that were joined, for messages: a data set does not choose what is opened."""
     groups: Int64s
     """int64 [shards of the data set]: the row group of each shard; -1 if the file lacks the shard."""
     digest: str
@@ -96,64 +96,60 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
     manifest = manifest.whole
     for folder in folders(manifest):
         location = storage.join(folder, file_name(name))
-        label = storage.shown(location)
+        label, is_remote = storage.shown(location), storage.is_remote(location)
         try:
-            if storage.is_remote(location):
-                data: bytes | memoryview = storage.read(location, manifest.client_options)
-            else:
-                data = mapped(Path(location))
-            file = pyarrow(f"the column {name}").parquet.ParquetFile(pyarrow().BufferReader(data))
+            data = storage.read(location, manifest.client_options) if is_remote else mapped(Path(location))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except pyarrow().ArrowException as error:
-            raise IndexFormatError(f"{label} is not a column file ({error}): run `wdsdist columns` again") from error
         except OSError as error:
             raise StorageError(f"{label} cannot be read: {error.strerror or error}") from error
+        pa = pyarrow(f"the column {name}")
         try:
-            return _checked(file, manifest, name, label)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            file = pa.parquet.ParquetFile(pa.BufferReader(data))
+            notes = json.loads(file.metadata.metadata[_NOTES])
+            kind, tables = notes["kind"], [*map(str, notes["tables"])]
+            ids, digests = np.array(notes["shards"], np.uint64).reshape(-1, 2).T
+            counts = np.array([file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)], np.int64)
+            group_of = {shard: group for group, shard in enumerate(ids.tolist())}
+            groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
+            known, is_current = groups[groups >= 0], notes["version"] == _VERSION and kind in get_args(Kind)
+            is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
+            if not (is_current and is_column and np.array_equal(counts[known], manifest.counts[groups >= 0])):
+                raise ValueError("its parts do not fit together")
+        except (
+            pa.ArrowException,
+            OSError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            raise IndexFormatError(f"{label} is not a column file ({error}): run `wdsdist columns` again") from error
+        if len(groups) and not len(known):
             raise IndexFormatError(
-                f"{label} is not a column file of wdsdist ({error}): run `wdsdist columns` again"
-            ) from None
+                f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` "
+                f"again"
+            )
+        digest = hashlib.sha256(digests[known].tobytes()).hexdigest()[:32]
+        return StoredColumn(name, kind, tables, groups, digest, label, file)
     return None
 
 
-def _checked(file: Any, manifest: Manifest, name: str, label: str) -> StoredColumn:
-    """Return the column in a file. Raises `IndexFormatError` or another error if its parts do not fit together."""
-    notes = json.loads(file.metadata.metadata[_NOTES])
-    ids, digests = np.array(notes["shards"], np.uint64).reshape(-1, 2).T
-    counts = np.array([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)], np.int64)
-    sources = [dict(source) for source in notes["sources"]]
-    is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
-    is_known = all(
-        len(source["on"]) == 2 if "tables" in source else [*source] in (["field"], ["probe"]) for source in sources
-    )
-    if notes["version"] != _VERSION or not (is_column and sources and is_known) or len(ids) != len(counts):
-        raise ValueError("its parts do not fit together")
-    group_of = {shard: group for group, shard in enumerate(ids.tolist())}
-    groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
-    known = groups[groups >= 0]
-    if not np.array_equal(counts[known], manifest.counts[groups >= 0]):
-        raise ValueError("its shards have other sample counts")
-    if len(groups) and not len(known):
-        raise IndexFormatError(
-            f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` again"
-        )
-    digest = hashlib.sha256(digests[known].tobytes()).hexdigest()[:32]
-    return StoredColumn(name, sources, groups, digest, label, file)
+Write = Callable[[str, Any, Kind, Collection[str]], None]
+"""Writes a column: its name, the values of all samples as a chunked array, how they were made, and joined tables."""
 
 
 @contextlib.contextmanager
-def writing(
-    manifest: Manifest, output: Path | None = None
-) -> Iterator[tuple[Path, Callable[[str, Any, Sequence[Source]], None]]]:
-    """Give the folder of a data set's columns, and a function that writes a column; the end of the block adds them all.
+def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Write]:
+    """Give a function that writes columns of a data set; the end of the block adds them all.
 
-    The function takes the name, the values of all samples as a chunked array, and their sources. An exception in the
-    block adds no column. One process at a time may be in such a block.
+    An exception in the block adds no column. One process at a time may be in such a block. A folder that the user chose
+    with ``output`` is remembered.
 
     Raises `ArgumentError` for a part of a data set, whose columns would replace the columns of all, and
-    `DestinationError`.
+    `DestinationError` if the folder lies in a store, leads out of the data set, or cannot be written.
     """
     if len(manifest.data_sets) != 1:
         raise ArgumentError("columns belong to one data set: add them to each data set before they are concatenated")
@@ -166,18 +162,29 @@ def writing(
             f"these are {len(manifest.counts):,} of the {listed:,} shards of {storage.shown(manifest.origin)}: open "
             f"that, and add columns to all of it"
         )
+    home = _home(manifest)
+    location = folders(manifest)[0] if output is None else str(output.absolute())
+    if storage.is_remote(location):
+        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: name a folder with output=")
+    folder = Path(location)
+    # A link in a data set must not lead out of it.
+    if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
+        raise DestinationError(f"{folder} is a link that leads out of the data set: name a folder with output=")
 
     def refuse() -> None:
         raise DestinationError("another process is adding columns to this data set: wait until it is done")
 
     try:
-        folder = _made_folder(manifest, output)
+        folder.mkdir(parents=True, exist_ok=True)
+        if output is not None:
+            with atomic_write(_choice(home)) as stream:
+                stream.write(os.fsencode(folder))
         work = folder / _WORK
         with locked(folder / LOCK, on_wait=refuse, optional=True):
             shutil.rmtree(work, ignore_errors=True)  # of a call that was killed; a link stays, and is an error
             work.mkdir()
             try:
-                yield folder, functools.partial(_write, manifest, work)
+                yield functools.partial(_write, manifest, work)
                 for path in work.glob(f"*{SUFFIX}"):
                     path.replace(folder / path.name)
             finally:
@@ -185,14 +192,12 @@ def writing(
     except OSError as error:
         if isinstance(error, WdsdistError):
             raise
-        location = storage.shown(folders(manifest)[0] if output is None else str(output))
         raise DestinationError(
-            f"columns cannot be written to {location} ({error.strerror or error}): name another folder with output="
+            f"columns cannot be written to {folder} ({error.strerror or error}): name another folder with output="
         ) from error
 
 
-def _write(manifest: Manifest, folder: Path, name: str, values: Any, sources: Sequence[Source]) -> None:
-    """Write a column file into a folder: the values of all samples of the data set, a chunked array."""
+def _write(manifest: Manifest, folder: Path, name: str, values: Any, kind: Kind, tables: Collection[str] = ()) -> None:
     pa = pyarrow()
     if values.null_count == len(values) and len(values):
         _log.warning("%s: no sample has a value", name)
@@ -208,7 +213,7 @@ def _write(manifest: Manifest, folder: Path, name: str, values: Any, sources: Se
             part = pa.concat_arrays([pa.array([], values.type), *values.slice(end - count, count).chunks])
             writer.write_table(pa.Table.from_arrays([part], schema=schema), row_group_size=max(1, count))
             shards.append([shard, _digest(part)])
-        notes = {"version": _VERSION, "sources": list(sources), "shards": shards}
+        notes = {"version": _VERSION, "kind": kind, "tables": [*tables], "shards": shards}
         writer.add_key_value_metadata({_NOTES: json.dumps(notes).encode()})
 
 
@@ -254,26 +259,6 @@ def folders(manifest: Manifest) -> list[str]:
         with contextlib.suppress(OSError, ArgumentError, DestinationError):
             return [os.fsdecode(_choice(home).read_bytes()), storage.join(home, FOLDER)]
     return [storage.join(home, FOLDER)]
-
-
-def _made_folder(manifest: Manifest, output: Path | None) -> Path:
-    """Return the folder that columns are written to; make it, and remember it if the user chose it with ``output``.
-
-    Raises `DestinationError` if it lies in a store, or leads out of the data set.
-    """
-    home = _home(manifest)
-    location = folders(manifest)[0] if output is None else str(output.absolute())
-    if storage.is_remote(location):
-        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: name a folder with output=")
-    folder = Path(location)
-    # A link in a data set must not lead out of it.
-    if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
-        raise DestinationError(f"{folder} is a link that leads out of the data set: name a folder with output=")
-    folder.mkdir(parents=True, exist_ok=True)
-    if output is not None:
-        with atomic_write(_choice(home)) as stream:
-            stream.write(os.fsencode(folder))
-    return folder
 
 
 def _home(manifest: Manifest) -> str:

@@ -111,10 +111,11 @@ class ColumnReader:
         if not self.is_part and not is_free(name):
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
         if self.stored is not None and self.stored.is_stale:
-            covered, shards = int((self.stored.groups >= 0).sum()), len(self.stored.groups)
+            covered, shards, tables = int((self.stored.groups >= 0).sum()), len(self.stored.groups), self.stored.tables
+            remedy = f"join {', '.join(tables)}" if self.stored.kind == "table" else "run `wdsdist columns` on it"
             raise ArgumentError(
                 f"the column {self.stored.name!r} has values for {covered:,} of the {shards:,} shards that the "
-                f"data set has now: run `wdsdist columns` on it, which adds the rest"
+                f"data set has now: {remedy} again, which adds the rest"
             )
         extension, _, what = name.rpartition(".")
         self._item_size = int(what == BYTES)
@@ -160,7 +161,7 @@ class ColumnReader:
         else:
             from wdsdist.curation import fields
 
-            values = fields.read(self._whole, number, [fields.Field("field", CLASS)])[CLASS].values
+            values = fields.read(self._whole, [fields.Field("field", CLASS)], number)[0][CLASS]
         if not self._classes:
             return values
         known = pa.array([str(name) for name in self._classes], "large_string")

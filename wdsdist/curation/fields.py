@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
-from wdsdist._util.validation import hint
-from wdsdist.curation import arrays, column_file
+from wdsdist._util.pools import Carried, completed, pool
+from wdsdist._util.validation import counted, hint
+from wdsdist.curation import arrays
+from wdsdist.curation.column_file import KEY, Kind, file_name, is_free
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
 from wdsdist.samples.images.header import Head
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 from wdsdist.shards.source import CacheOptions, OpenShard
 from wdsdist.storage import compression
@@ -39,6 +44,10 @@ _HEADER = 16 << 10
 """Bytes of a member that are read first for its header: photographs with metadata have it within these."""
 _GROWTH = 16
 """Factor of the bytes that are fetched of a member whose header is longer than the bytes so far."""
+
+_Read = tuple[dict[str, Any], dict[str, list[str]]]
+"""Arrays by the names of columns, and for each column the reason for each member that cannot be read."""
+_log = logging.getLogger("wdsdist")
 
 
 def kind_of(extension: str) -> str:
@@ -126,20 +135,6 @@ _WHOLE = (_member, recording)
 """Parsers that need all bytes of a member."""
 
 
-KINDS = "field", "probe"
-
-
-class Values(NamedTuple):
-    """One column of the samples of one shard."""
-
-    values: Any
-    """An array, one value for each sample."""
-    num_failed: int = 0
-    """Samples whose member could not be read as asked for; their values are missing."""
-    first_failed: str = ""
-    """The first of these samples, and the reason."""
-
-
 class _Reading(NamedTuple):
     """How the values of a column are read from the members of one shard."""
 
@@ -154,13 +149,8 @@ class _Reading(NamedTuple):
 class Field(NamedTuple):
     """A column that is made from members."""
 
-    kind: Literal["field", "probe"]
+    kind: Kind
     name: str
-
-    @property
-    def source(self) -> dict[str, str]:
-        """The source that column files record."""
-        return {self.kind: self.name}
 
     def reading(self, extensions: Sequence[str]) -> _Reading | None:
         """Return how the column is read if members have these extensions; ``None`` if no extension fits."""
@@ -201,43 +191,93 @@ def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> 
     columns = [Field("field", name) for name in fields] + [Field("probe", name.lower()) for name in probes]
     extensions = extensions_in(manifest) if columns else []
     for column in columns:
-        if column_file.is_free(column.name):
+        if is_free(column.name):
             raise ArgumentError(f"the column {column.name!r} comes from the shards' indexes, and need not be added")
-        column_file.file_name(column.name)
+        file_name(column.name)
         if [other.name for other in columns].count(column.name) > 1:
             raise ArgumentError(f"the column {column.name!r} is asked for twice")
         if extensions and column.reading(extensions) is None:
             member = column.name.partition(".")[0]
             raise ArgumentError(
                 f"the column {column.name!r} is of a member that no sample has: "
-                f"{hint(member, [*extensions, column_file.KEY], 'they have')}"
+                f"{hint(member, [*extensions, KEY], 'they have')}"
             )
     return columns
 
 
-def read(manifest: Manifest, number: int, fields: Sequence[Field], most: int | None = None) -> dict[str, Values]:
-    """Return columns of the samples of one shard, or of its first ``most`` samples, by name.
+def columns_of(
+    data: Manifest, fields: Sequence[Field], shards: Sequence[int], workers: int | None = None, progress: Report = None
+) -> dict[str, Any]:
+    """Return columns of the members of some shards: chunked arrays by name, with no values for the other shards.
 
-    A member that cannot be read is counted. Raises `NotFoundError`, `ShardDamagedError` and `StorageError`.
+    A warning counts the members that cannot be read, whose samples have no value. Raises what `read` raises.
+    """
+    if not fields:
+        return {}
+    made: dict[int, dict[str, Any]] = {}
+    failed, first = dict.fromkeys((field.name for field in fields), 0), dict[str, str]()
+
+    def report() -> None:
+        if progress:
+            sizes, done = data.sizes.clip(0), list(made)
+            in_bytes = int(sizes[done].sum()), int(sizes[shards].sum())
+            progress(ShardsProgress(len(done), len(shards), *in_bytes, int(data.counts[done].sum())))
+
+    report()
+    carried = Carried((data, fields))
+    is_remote = any(storage.is_remote(data.location(shard)) for shard in shards)
+    with pool(workers, len(shards), remote=is_remote) as executor:
+        futures = {executor.submit(_read, carried, shard): shard for shard in shards}
+        for future in completed(futures):
+            made[futures[future]], reasons = future.result()
+            for name in filter(reasons.get, reasons):
+                failed[name] += len(reasons[name])
+                first[name] = min(first.get(name, reasons[name][0]), reasons[name][0])
+            report()
+    for name, reason in first.items():
+        _log.warning(
+            "%s: the members of %s cannot be read, and have no value, such as %s",
+            name, counted(failed[name], "sample"), reason,
+        )  # fmt: skip
+    nulls = {shard: pyarrow().nulls(count) for shard, count in enumerate(data.counts.tolist()) if shard not in made}
+    return {
+        name: arrays.concatenated(
+            [nulls[shard] if shard in nulls else made[shard][name] for shard in range(len(data.counts))]
+        )
+        for name in failed
+    }
+
+
+def _read(carried: Carried[tuple[Manifest, Sequence[Field]]], shard: int) -> _Read:
+    return read(*carried.value, shard)
+
+
+def read(manifest: Manifest, fields: Sequence[Field], number: int, most: int | None = None) -> _Read:
+    """Return columns of the samples of one shard, or of its first ``most`` samples: arrays by name.
+
+    Members that cannot be read have no value; the second dictionary has the reason for each. Raises `NotFoundError`,
+    `ShardDamagedError` and `StorageError`.
     """
     index = shard_index(manifest, number)
     count = index.num_samples if most is None else min(most, index.num_samples)
-    columns = {field.name: Values(pyarrow().nulls(count)) for field in fields}
     readings = {field.name: reading for field in fields if (reading := field.reading(index.extensions))}
+    columns = {field.name: pyarrow().nulls(count) for field in fields}
+    failed: dict[str, list[str]] = {name: [] for name in readings}
     if not readings:
-        return columns
+        return columns, failed
     members = {name: _members(index, reading.extensions)[:count] for name, reading in readings.items()}
-    parts: dict[bool, list[Int64s]] = {True: [np.zeros(0, np.int64)], False: [np.zeros(0, np.int64)]}
-    for name, reading in readings.items():
-        parts[reading.parse in _WHOLE].append(members[name][members[name] >= 0])
-    whole, headers = np.unique(np.concatenate(parts[True])), np.unique(np.concatenate(parts[False]))
+    is_whole = {name: reading.parse in _WHOLE for name, reading in readings.items()}
+    none = np.array([-1])
+    whole, headers = (
+        np.setdiff1d(np.concatenate([none, *(members[name] for name in readings if is_whole[name] == each)]), none)
+        for each in (True, False)
+    )
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         source = open_source(manifest, CacheOptions(Path(folder)))
         shard = source.open({number: lambda _: whole})[number]
         shard.verify(whole)
         shard.fetch_ranges(index.offsets[headers], np.minimum(index.sizes[headers], _HEADER))
         values: dict[str, list[Any]] = {name: [None] * count for name in readings}
-        failed: dict[str, list[str]] = {name: [] for name in readings}
         for sample in range(count):
             parsed: dict[Any, Any] = {}  # a member is parsed once for all its columns
             for name, reading in readings.items():
@@ -247,10 +287,8 @@ def read(manifest: Manifest, number: int, fields: Sequence[Field], most: int | N
                         parsed[key] = parsed[key] if key in parsed else _parsed(shard, *key)
                         values[name][sample] = reading.value(parsed[key])
                 except (ValueError, RecursionError, ExtraMissingError) as error:
-                    failed[name].append(f"{index.key(sample)}: {error}")
-    for name, reasons in failed.items():
-        columns[name] = Values(arrays.from_values(values[name]), len(reasons), reasons[0] if reasons else "")
-    return columns
+                    failed[name].append(f"{manifest.shown_name(number)}: {index.key(sample)}: {error}")
+    return columns | {name: arrays.from_values(values[name]) for name in readings}, failed
 
 
 def _members(index: ShardIndex, extensions: Sequence[str]) -> Int64s:

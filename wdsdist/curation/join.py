@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.spellings import matching
+from wdsdist.storage import engine
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -42,47 +42,44 @@ _LOOKED_AT = 200
 _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
 
-_log = logging.getLogger("wdsdist")
 
+def open_tables(
+    data: Manifest, tables: Tables, storage_options: Mapping[str, Any] | None
+) -> tuple[list[str], list[Table]]:
+    """Open the tables that ``join`` names by paths, URLs and patterns; return their names without credentials, too.
 
-def table_paths(
-    manifest: Manifest, tables: Tables, storage_options: Mapping[str, Any] | None
-) -> tuple[dict[str, str], storage.StorageOptions | None]:
-    """Return the tables that ``join`` names, and the options of their stores.
-
-    The tables are paths and URLs, by their names without credentials; patterns are expanded. Raises `NotFoundError` for
-    a pattern that nothing matches.
+    Raises `NotFoundError` for a pattern that nothing matches, and what `open_at` raises.
     """
     paths: Any = [tables] if isinstance(tables, str | os.PathLike) else tables
     is_list = isinstance(paths, Sequence) and len(paths) > 0
     if not is_list or not all(isinstance(path, str | os.PathLike) for path in paths):
         raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
-    locations = [storage.normalise(os.fspath(table)) for table in paths]
-    options = manifest.client_options if storage_options is None else storage.named(storage_options, locations)
-    files = [path for location in locations for path in matching(location, options)]
-    files = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in files]
-    return {storage.shown(path): path for path in files}, options
+    named = [storage.normalise(os.fspath(path)) for path in paths]
+    options = data.client_options if storage_options is None else storage.named(storage_options, named)
+    named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in named]
+    opened = [open_at(path, options) for pattern in named for path in matching(pattern, options)]
+    return [storage.shown(pattern) for pattern in named], opened
 
 
-@contextlib.contextmanager
-def opened(location: str, options: storage.StorageOptions | None) -> Iterator[Table]:
-    """Open a table at a path or URL; a remote one is fetched into a temporary file.
+def open_at(
+    location: str, options: storage.StorageOptions | None, on_error: Literal["raise", "skip"] = "raise"
+) -> Table:
+    """Open a table at a path or URL; a remote one is fetched into a temporary file, whose name is removed at once.
 
     Raises `NotFoundError`, and `SourceError` if it is not a table that can be read.
     """
     shown, kind = storage.shown(location), kind_of(storage.split(location)[1].partition("?")[0])
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+        is_remote = storage.is_remote(location)
+        path = Path(folder, f"table{'.gz' if shown.endswith('.gz') else ''}") if is_remote else Path(location)
         try:
-            path = Path(location if not storage.is_remote(location) else folder)
-            if storage.is_remote(location):
-                path = Path(folder) / f"table{'.gz' if shown.endswith('.gz') else ''}"
-                fetch(location, path, options)
-            table = open_table(path, kind=kind, label=shown)
+            if is_remote:
+                engine.fetch(location, path, options)
+            return open_table(path, kind=kind, label=shown, on_error=on_error)
         except IsADirectoryError as error:
             raise SourceError(f"{shown} is a folder: name a file in it") from error
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"{shown} does not exist") from error
-        yield table
 
 
 def match(
@@ -164,61 +161,6 @@ def column(table: Table, name: str) -> Iterator[Any]:
         raise SourceError(f"{table.label}: samples cannot be matched by {name!r}: {error}") from error
 
 
-class Join:
-    """Tables whose rows, counted one after another, are matched with the samples of a data set.
-
-    Args:
-        data: the data set.
-        tables: the tables.
-        on: the name of the samples' column that is compared, and the name of the tables' column.
-        samples: gives the values of the samples' column, part by part.
-
-    Raises `ArgumentError` if a table lacks the column or no row matches, `SourceError` if values are nested.
-    """
-
-    def __init__(self, data: Manifest, tables: Sequence[Table], on: Sequence[str], samples: Arrays) -> None:
-        self._tables, self._keys = tables, [name_in(table, on[1]) for table in tables]
-        self.label = tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
-
-        def keys() -> Iterator[Any]:
-            for table, key in zip(tables, self._keys, strict=True):
-                yield from column(table, key)
-
-        num_rows = sum(table.num_rows for table in tables)
-        self._rows, is_matched = match(data, on[0], samples, keys, num_rows, self.label)
-        num_used, matched = len(np.unique(self._rows[self._rows >= 0])), int(is_matched.sum())
-        unmatched = int((self._rows < 0).sum())
-        _log.log(
-            logging.WARNING if unmatched or num_used < num_rows else logging.INFO,
-            f"joined {self.label} by {on[0]}: rows {num_rows:,}, {num_rows - matched:,} of them without a sample, "
-            f"{matched - num_used:,} with the key of an earlier row; samples matched {len(self._rows) - unmatched:,}, "
-            f"{unmatched:,} without a row",
-        )
-
-    def columns(self, only: Collection[str] | None) -> list[str]:
-        """Return the names of the tables' columns but the key, without columns of nested values; or only some.
-
-        Raises `ArgumentError` for a name in ``only`` that no table has.
-        """
-        known = dict[str, None]()
-        for table, key in zip(self._tables, self._keys, strict=True):
-            flat = (field.name for field in table.schema if not pyarrow().types.is_nested(field.type))
-            known |= dict.fromkeys(name for name in flat if name != key)
-        for name in only or ():
-            if name not in known:
-                message = f"{self._tables[0].label} has no column {name!r}: {hint(name, known)}"
-                raise ArgumentError(message, argument="only")
-        return list(known if only is None else only)
-
-    def values(self, name: str) -> Any:
-        """Return the values of a column of the tables for the samples, as an array."""
-        parts = list[Any]()
-        for table in self._tables:
-            parts += column(table, name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
-        rows = pyarrow().array(self._rows, mask=self._rows < 0)
-        return arrays.concatenated(parts).combine_chunks().take(rows)
-
-
 def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str) -> str:
     """Return an error that shows a value of each side, and names the column whose values look like the rows'."""
     sample, row = (
@@ -260,8 +202,9 @@ def examples(data: Manifest) -> dict[str, list[str]]:
             values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
             examples[name] = values.drop_null().to_pylist()
     small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _COMPARED]
-    for member, column in fields.read(part, shard, [fields.Field("field", name) for name in small], _LOOKED_AT).items():
-        for value in column.values.cast("large_string").drop_null().to_pylist():
+    members, _ = fields.read(part, [fields.Field("field", name) for name in small], shard, _LOOKED_AT)
+    for member, values in members.items():
+        for value in values.cast("large_string").drop_null().to_pylist():
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
             for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
                 if isinstance(inner, (str, int)) and inner != "":

@@ -20,7 +20,7 @@ from wdsdist.shards.manifest.source import SEVERAL, Shard, Source
 from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
-    from wdsdist.curation.picks import Picks
+    from wdsdist.curation.view_file import Picks
     from wdsdist.shards.index import ShardIndex
 
 PARTS = "__part__", "__parts__"

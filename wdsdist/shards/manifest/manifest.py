@@ -71,7 +71,7 @@ class Manifest(Listing):
     ) -> Manifest:
         """Add columns, one value per sample, in files next to ``index.json``; the shards stay unchanged.
 
-        After the data set has grown, a call without arguments refreshes the added columns.
+        After the data set has grown, a call without arguments reads the members of new shards; join tables again.
 
         Args:
             fields: values of small members: ``"cls"``, ``"txt"``, ``"txt.length"`` in characters, ``"json.size.width"``
