@@ -70,12 +70,11 @@ def open_at(
     """
     shown, kind = storage.shown(location), kind_of(storage.split(location)[1].partition("?")[0])
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
-        is_remote = storage.is_remote(location)
-        path = Path(folder, f"table{'.gz' if shown.endswith('.gz') else ''}") if is_remote else Path(location)
         try:
-            if is_remote:
-                engine.fetch(location, path, options)
-            return open_table(path, kind=kind, label=shown, on_error=on_error)
+            if storage.is_remote(location):
+                url, location = location, f"{folder}/table{'.gz' if shown.endswith('.gz') else ''}"
+                engine.fetch(url, Path(location), options)
+            return open_table(Path(location), kind=kind, label=shown, on_error=on_error)
         except IsADirectoryError as error:
             raise SourceError(f"{shown} is a folder: name a file in it") from error
         except (FileNotFoundError, NotADirectoryError) as error:
