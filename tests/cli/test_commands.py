@@ -32,7 +32,7 @@ class TestPack:
         ]
         assert run.stderr.splitlines()[:-1] == [
             f"recognised: folder, {photos}, 6 samples",
-            "members: cls, jpg in 3; cls, jpg, txt in 3",
+            "members: cls in 6, jpg in 6, txt in 3",
             "keys: such as cat/000, of cat/000.jpg",
             "classes: 2, from cat to dog, as cls members",
             "skipped: 1 x hidden file or folder",

@@ -108,7 +108,7 @@ def test_what_is_recognised_is_said_before(kind: str, tmp_path: Path) -> None:
     found = recognise(SOURCES[kind](tmp_path / "source", FILES))
     assert found.samples == COUNT
     assert f"{COUNT:,} samples" in found.lines[0]
-    assert f"members: jpg, txt in {COUNT}" in found.lines
+    assert f"members: jpg in {COUNT}, txt in {COUNT}" in found.lines
 
 
 @each

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsdist.cli import main
-from wdsdist.packing.sources.folder import FolderSamples
+from wdsdist.packing.payloads import Samples
 
-real = FolderSamples.__iter__
+real = Samples.__iter__
 waited: list[bool] = []
 
 
-def wait_once(self: FolderSamples) -> Iterator[Any]:
+def wait_once(self: Samples) -> Iterator[Any]:
     if not waited:
         waited.append(True)
         main_thread = threading.main_thread()
@@ -33,6 +33,6 @@ def wait_once(self: FolderSamples) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    FolderSamples.__iter__ = wait_once
+    Samples.__iter__ = wait_once
     sys.argv = ["wdsdist", "pack", *sys.argv[1:]]
     main()

@@ -40,7 +40,7 @@ def stalling(source: sources.Source) -> sources.Source:
         return Stalling(samples) if next(taken) == 3 else samples
 
     # One shard at a time, so that those before it are whole.
-    return replace(source, load=lambda _: replace(source.contents, take=take, of_files=False))
+    return replace(source, load=lambda: replace(source.contents, take=take, of_files=False))
 
 
 def main(source: str, dest: str, workers: str, compress: str = "", append: str = "") -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.tars import compressed
 from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, ExtraMissingError, ShardDamagedError, StorageError
-from wdsdist.packing import zst
+from wdsdist.packing.options import Options
 from wdsdist.storage import compression
 
 CONTENT = random.Random(0).randbytes(5000) + bytes(300_000) + b"end"
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) ->
 @pytest.mark.parametrize("given_", ["gz", "zst:0", "zst:23", "zst:", "zst:-1", "ZST", "", True, 3])
 def test_another_way_to_compress_is_refused(given_: object) -> None:
     with pytest.raises(ArgumentError, match=r'compress is .*: it must be "zst", or "zst:LEVEL" with a level from 1 to'):
-        zst.checked(given_)  # type: ignore[arg-type]
+        Options(compress=given_)  # type: ignore[arg-type]
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +125,4 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     ):
         unpacked(path)
     with pytest.raises(ExtraMissingError, match=r'compress=\'zst\' needs.*pip install "wdsdist\[zst\]"'):
-        zst.checked("zst")
+        Options(compress="zst")

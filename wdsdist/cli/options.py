@@ -6,12 +6,14 @@ import ast
 import functools
 import inspect
 import json
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsdist._util.validation import byte_size, check_path
+from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError, WdsdistError
 
 if TYPE_CHECKING:
@@ -25,8 +27,19 @@ or @FILE, a list of names. Compressed shards are decompressed once per node, int
 _ACCESS = f"{__name__}.access"
 
 
+class _Echo(logging.Handler):
+    """Prints log messages of the library to standard error, with options as they are typed."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__()
+        self._command = command
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"wdsdist: {self._command.typed(record.getMessage())}", err=True)
+
+
 class Command(click.Command):
-    """A command whose help has examples on top and its options in groups, and whose errors name options.
+    """A command whose help has examples on top and its options in groups, and whose errors and warnings name options.
 
     Args:
         examples: lines that can be typed.
@@ -61,6 +74,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error about an argument begins with the option of this name."""
+        logger, echo = logging.getLogger("wdsdist"), _Echo(self)
+        logger.addHandler(echo)
         try:
             return super().invoke(ctx)
         except WdsdistError as error:
@@ -71,9 +86,11 @@ class Command(click.Command):
                     is_subject = message.startswith(f"{argument} ")
                     message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
             raise click.ClickException(self.typed(message)) from error
+        finally:
+            logger.removeHandler(echo)
 
     def typed(self, message: str) -> str:
-        """Rewrite arguments in an error message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
+        """Rewrite arguments in a message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
         for param in self.params:
             if not isinstance(param, click.Option) or param.multiple:
                 continue

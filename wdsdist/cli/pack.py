@@ -130,21 +130,6 @@ def pack(
 
         _say_recognised(recognise(shards, **given))
         return
-    _pack(shards, dest, given, splits=splits, engine=engine, address=address, scope=scope, quiet=quiet)
-
-
-def _pack(
-    source: Any,
-    dest: str,
-    given: dict[str, Any],
-    *,
-    splits: bool,
-    engine: str,
-    address: str | None,
-    scope: Scope,
-    quiet: bool,
-) -> None:
-    """Pack a source, or each of its splits, and print what was recognised and written."""
     from wdsdist.distributed.identity import identity
     from wdsdist.distributed.run_once import data_download
     from wdsdist.packing.run import pack_splits, run
@@ -171,25 +156,16 @@ def _pack(
 
         once = pack
         if identity().world_size > 1:
-            if not quiet:
-                logger = logging.getLogger("wdsdist")
-                logger.addHandler(_Echo())
-                logger.setLevel(logging.INFO)
+            if not quiet:  # such as that this process waits for the one that packs
+                logging.getLogger("wdsdist").setLevel(logging.INFO)
             # Once in each launch: `run` itself checks whether an earlier one has completed the work.
             shared = Path(dest) if scope == "cluster" else None
             once = data_download(scope=scope, directory=shared, force=True)(pack)
-        manifests = once(source, dest, given)
+        manifests = once(shards, dest, given)
     for split, manifest in manifests.items() if not quiet else ():
         if split:
             say(f"split {split}:")
         _sum_up(manifest, states, time.monotonic() - began)
-
-
-class _Echo(logging.Handler):
-    """Prints log messages to standard error, such as that this process waits for the one that packs."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(f"wdsdist: {record.getMessage()}", err=True)
 
 
 def _say_recognised(found: Recognised, *, err: bool = False) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from wdsdist import storage
 from wdsdist._util.validation import check_integer
 from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError, IndexFormatError
 from wdsdist.packing.destination import REPORT, Place
-from wdsdist.packing.options import OnError
+from wdsdist.packing.options import Options
 from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
@@ -58,11 +57,6 @@ class Job:
         mine, asked = ({name: job.options.get(name) for name in names} for job in (self, other))
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
 
-    @property
-    def digest(self) -> str:
-        """What ``index.json`` keeps of the source."""
-        return self.fingerprint[:32]
-
     def writes(self, name: str) -> bool:
         """Return whether a file has the name of a shard that the job writes."""
         number = shard_number(name)
@@ -91,17 +85,22 @@ def save(place: Place, jobs: list[Job]) -> None:
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
-    """Return the manifest if the folder holds all shards of this very job, by name and size.
+def finished(place: Place, job: Job, options: Options) -> Manifest | None:
+    """Return the manifest of a data set that needs nothing of a job any more, or ``None``.
 
-    A data set that samples were left out of is finished if they may be.
+    It holds all shards of this very job, by name and size; one that samples were left out of is finished if they may
+    be. With ``append``, it holds what the job's source held, from its packing or from an earlier append.
     """
-    if all(known.differences(job) for known in records(place)[:1]):
+    jobs = records(place)
+    if options.append and (known := place.data_set()) is not None:
+        packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(known.counts)}
+        return known if job.fingerprint in packed else None
+    if all(known.differences(job) for known in jobs[:1]):
         return None
     manifest = _readable(place)
-    if manifest is None or not _is_packed(manifest):
+    if manifest is None or "shuffle_seed" not in manifest.extra:
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
-    if manifest.extra.get("left_out") and on_error == "raise":
+    if manifest.extra.get("left_out") and options.on_error == "raise":
         return None
     sizes = place.sizes()
     is_whole = all(
@@ -110,20 +109,14 @@ def finished(place: Place, job: Job, on_error: OnError) -> Manifest | None:
     return manifest if is_whole else None
 
 
-def holds(known: Manifest, place: Place, job: Job) -> bool:
-    """Return whether a data set holds the samples of a job's source, from its packing or from an earlier append."""
-    packed = [first.fingerprint for first in records(place)[:1]]
-    return job.digest in known.extra.get("appended", ()) or job.fingerprint in packed
-
-
-def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
+def claim(place: Place, job: Job, count: int, *, overwrite: bool) -> None:
     """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and record the job.
 
     What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
     set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
     """
     jobs, listed, present = records(place), _readable(place), place.sizes()
-    job, is_same = replace(job, shards=shards), bool(jobs) and not jobs[0].differences(job)
+    job, is_same = replace(job, shards=count), bool(jobs) and not jobs[0].differences(job)
     if is_same and len(jobs) == 1 and (listed is None or len(listed.generations) == 1):
         place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
@@ -141,7 +134,10 @@ def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
         raise DestinationExistsError(
             f"{place} holds {what}: choose another folder, or replace what wdsdist packed there with overwrite=True"
         )
-    own = _own(jobs, listed, present)
+    shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
+    own = {name for name in shards if any(earlier.writes(name) for earlier in jobs)}  # the shards that wdsdist packed
+    if listed is not None and "shuffle_seed" in listed.extra:
+        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
     in_the_way = sorted(name for name in present if is_tar(name) and name not in own and job.writes(name))
     if is_listed and not own and not (listed and "source" in listed.extra):
         in_the_way.append(manifests.FILE_NAME)
@@ -155,25 +151,42 @@ def claim(place: Place, job: Job, shards: int, *, overwrite: bool) -> None:
     save(place, [job])
 
 
-def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwrite: bool) -> int:
+def claim_append(
+    place: Place, known: Manifest, job: Job, count: int, notes: Mapping[str, Any], *, overwrite: bool
+) -> int:
     """Prepare a data set for the further shards of a job, under its lock, and return the number of the first.
 
     The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
-    ``overwrite``.
+    ``overwrite``. ``notes`` are what ``index.json`` is to say of the source.
 
     Raises:
         DestinationExistsError: another append is unfinished, or a shard would replace a file of somebody else.
         DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
-        ArgumentError: the source was added before and has changed since.
+        ArgumentError: the source was added before and has changed since; or a class number or the type of an array is
+            another one in it.
     """
+    classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
+    for number, (old, new) in enumerate(classes):
+        if old != new:
+            raise ArgumentError(
+                f"class {number} is {old!r} in {place} and {new!r} in {job.location}: labels would be mixed up; pack "
+                f"both sources together, or the source with the same class folders",
+                argument="source",
+            )
+    for name, new in notes.get("arrays", {}).items():
+        old = known.extra.get("arrays", {}).get(name)
+        if name in known.extra.get("fields", ()) and old != new:
+            raise ArgumentError(
+                f"arrays {name!r} are {old} in {place} and {new} in {job.location}: make them alike", argument="source"
+            )
     if known.base != place.location or known.sources[0].is_named or "key_rule" in known.extra:
         why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
         raise DestinationError(
             f"the data set that the index.json of {place} lists {why}: pack into a folder of its own and use both with "
             f"wdsdist.concat"
         )
-    jobs, count = records(place), len(known.counts)
-    unfinished = jobs.pop() if jobs and jobs[-1].listed >= count else None
+    jobs, listed = records(place), len(known.counts)
+    unfinished = jobs.pop() if jobs and jobs[-1].listed >= listed else None
     if job.kind not in _FROM_PYTHON and any(earlier.location == job.location for earlier in jobs):
         raise ArgumentError(
             f"{job.location} was packed into {place} before, and has changed since: what it held then would come "
@@ -194,7 +207,7 @@ def claim_append(place: Place, known: Manifest, job: Job, shards: int, *, overwr
             )
         for name in left:
             place.remove(name)
-    save(place, [*jobs, replace(job, first=first, shards=shards, listed=count)])
+    save(place, [*jobs, replace(job, first=first, shards=count, listed=listed)])
     if place.folder is None and records(place)[-1].differences(job):  # stores have no locks
         raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
     return first
@@ -220,39 +233,7 @@ def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest
         notes["arrays"] = arrays
     shards = (*known.shards, *added.shards)
     notes["generations"] = [*known.generations, len(shards)]
-    notes["appended"] = [*notes.get("appended", ()), job.digest]
     return Manifest.of(known.base, shards, name=known.name, extra=notes, origin=known.origin)
-
-
-def check_notes(known: Manifest, notes: Mapping[str, Any], job: Job) -> None:
-    """Raise `ArgumentError` if a class number or the type of an array is another one in a source to append.
-
-    ``notes`` are what ``index.json`` is to say of the source.
-    """
-    before, place = known.extra, storage.shown(known.base)
-    classes = zip(before.get("classes", ()), notes.get("classes", ()), strict=False)
-    for number, (old, new) in enumerate(classes):
-        if old != new:
-            raise ArgumentError(
-                f"class {number} is {old!r} in {place} and {new!r} in {job.location}: labels would be mixed up; pack "
-                f"both sources together, or the source with the same class folders",
-                argument="source",
-            )
-    for name, new in notes.get("arrays", {}).items():
-        old = before.get("arrays", {}).get(name)
-        if name in before.get("fields", ()) and old != new:
-            raise ArgumentError(
-                f"arrays {name!r} are {old} in {place} and {new} in {job.location}: make them alike", argument="source"
-            )
-
-
-def _own(jobs: list[Job], listed: Manifest | None, present: Collection[str]) -> set[str]:
-    """Return which of the files that are ``present`` in a place are shards that wdsdist packed."""
-    shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
-    own = {name for name in shards if any(job.writes(name) for job in jobs)}
-    if listed is not None and _is_packed(listed):
-        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
-    return own
 
 
 def _readable(place: Place) -> Manifest | None:
@@ -260,7 +241,3 @@ def _readable(place: Place) -> Manifest | None:
     with contextlib.suppress(IndexFormatError):
         return place.data_set()
     return None
-
-
-def _is_packed(manifest: Manifest) -> bool:
-    return "shuffle_seed" in manifest.extra

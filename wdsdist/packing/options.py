@@ -6,6 +6,7 @@ The command line's options come from the fields, and what decides the bytes of s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError
-from wdsdist.packing import zst
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+_ZST_LEVEL, _HIGHEST_ZST_LEVEL = 3, 22  # zstd's own
 
 OnError = Literal["raise", "skip"]
 """How to handle a sample that cannot be packed: raise an error, or leave it out and report it."""
@@ -157,7 +159,17 @@ class Options:
         for name in ("check_decode", "overwrite", "append", "class_folders"):
             if (value := getattr(self, name)) is not None:
                 checked[name] = check_flag(name, value)
-        checked["compress"] = zst.checked(self.compress)
+        if self.compress is not None:
+            match = re.fullmatch(r"zst(?::([0-9]{1,2}))?", str(self.compress))
+            level = int(match[1] or _ZST_LEVEL) if match else 0
+            if not 1 <= level <= _HIGHEST_ZST_LEVEL:
+                raise ArgumentError(
+                    f'compress is {self.compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to '
+                    f"{_HIGHEST_ZST_LEVEL}",
+                    argument="compress",
+                )
+            extra("zstandard", "zst", f"compress={self.compress!r}")
+            checked["compress"] = f"zst:{level}"
         checked["images"] = Images() if self.images is None else self.images
         for name, is_right, what in (
             ("executor", self.executor is None or hasattr(self.executor, "submit"), "a concurrent.futures.Executor"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -13,12 +12,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_bytes
-from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist.errors import DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Place
 from wdsdist.packing.ledger import Job, records
 from wdsdist.packing.options import Options
@@ -173,23 +170,6 @@ def write_in_order(
         if shard_number(name) >= first + len(shards):
             place.remove(name)
     return shards
-
-
-def refuse_to_travel(source: Source) -> None:
-    """Raise `ArgumentError` for a source that workers elsewhere cannot be given."""
-    problem = ""
-    if source.is_stream:
-        problem = "is one stream of samples, which one process reads in its order: leave executor out"
-    elif source.kind == "dataset":
-        try:
-            pickle.dumps(source.take(np.empty(0, np.int64)))
-        except Exception as error:  # each class has its own
-            problem = (
-                f"does not pickle, so that it cannot go to the workers ({type(error).__name__}: {error}): define it, "
-                f"and encode, in a module, and let it open files when it is first asked for an item"
-            )
-    if problem:
-        raise ArgumentError(f"executor is given, but {source.location} {problem}", argument="executor")
 
 
 def _write_elsewhere(job: Job, has_local_source: bool, place: Place, *shard: Any) -> WrittenShard:

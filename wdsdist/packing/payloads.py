@@ -6,7 +6,8 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from wdsdist.errors import SourceError
 from wdsdist.shards.tar.writer import stored_size
@@ -39,6 +40,18 @@ class BrokenPayload:
 Payload = bytes | FilePayload | BrokenPayload
 Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples that a function makes whenever they are iterated over: small and picklable, as its arguments are."""
+
+    make: Callable[..., Iterator[Sample]]
+    arguments: tuple[Any, ...] = field(repr=False)
+    """They may hold credentials."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self.make(*self.arguments)
 
 
 def broken(key: str, error: SourceError) -> Sample:

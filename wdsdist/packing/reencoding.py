@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from wdsdist._util.pools import apart
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.options import Images, Options
-from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, payload_size, sample_size, whole
+from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT
@@ -45,29 +44,33 @@ _ADVICE = "leave such samples out with on_error='skip', or replace it"
 
 def prepared(samples: Iterable[Sample], options: Options) -> Iterable[Sample]:
     """Return samples as they are written: checked, and with images as they are stored."""
-    is_changed = options.images.changes or options.check_decode
-    return _PreparedSamples(samples, options.images, options.check_decode) if is_changed else samples
+    if options.images.changes or options.check_decode:
+        return Samples(_prepared, (samples, options.images, options.check_decode))
+    return samples
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedSamples:
-    """Some samples that are checked and changed as they are read; picklable, as they are."""
-
-    samples: Iterable[Sample]
-    images: Images
-    check_decode: bool = False
-
-    def __iter__(self) -> Iterator[Sample]:
-        images, types = self.images, _SCALED if self.images.store is None else IMAGE_TYPES
-        check = SampleCheck(None, decode=True, max_pixels=images.max_pixels) if self.check_decode else None
-        for key, members in self.samples:
-            prepared = members if check is None else _checked(check, key, members)
-            if images.changes:
-                numbers = [n for n, (extension, _) in enumerate(prepared) if last_part(extension) in types]
-                prepared = list(prepared)
-                for number in numbers:
-                    prepared[number] = _member(images, key, *prepared[number], beside_others=len(numbers) > 1)
-            yield key, prepared
+def _prepared(samples: Iterable[Sample], images: Images, check_decode: bool) -> Iterator[Sample]:
+    types = _SCALED if images.store is None else IMAGE_TYPES
+    check = SampleCheck(None, decode=True, max_pixels=images.max_pixels) if check_decode else None
+    for key, members in samples:
+        prepared = members if check is None else _checked(check, key, members)
+        if images.changes:
+            numbers = [n for n, (extension, _) in enumerate(prepared) if last_part(extension) in types]
+            prepared = list(prepared)
+            for number in numbers:
+                extension, payload = prepared[number]
+                try:
+                    data: Payload = reencoded(whole(payload), images, beside_others=len(numbers) > 1)
+                except SourceError as error:
+                    data = BrokenPayload(str(error))
+                except SampleError as error:
+                    data = BrokenPayload(f"{key}.{extension} cannot be encoded again ({error}): {_ADVICE}")
+                stored, magic = _STORED.get(images.store or "", ("", b""))
+                if stored and isinstance(data, bytes) and data.startswith(magic):
+                    before, dot, _ = extension.rpartition(".")
+                    extension = before + dot + stored
+                prepared[number] = extension, data
+        yield key, prepared
 
 
 def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -> list[tuple[str, Payload]]:
@@ -163,25 +166,10 @@ def planned_sizes(source: Source, images: Images) -> Int64s:
         return sizes
     probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
     # Data sets open files when they are asked for items.
-    stored = apart(_stored_bytes, _PreparedSamples(source.take(probes), images))
+    stored = apart(_stored_bytes, Samples(_prepared, (source.take(probes), images, False)))
     planned: Int64s = np.ceil(sizes * (stored / sizes[probes].sum())).astype(np.int64)
     return planned
 
 
 def _stored_bytes(samples: Iterable[Sample]) -> int:
     return sum(map(sample_size, samples))
-
-
-def _member(images: Images, key: str, extension: str, payload: Payload, *, beside_others: bool) -> tuple[str, Payload]:
-    """Encode the image of a member again; return its new extension and bytes."""
-    try:
-        data = reencoded(whole(payload), images, beside_others=beside_others)
-    except SourceError as error:
-        return extension, BrokenPayload(str(error))
-    except SampleError as error:
-        return extension, BrokenPayload(f"{key}.{extension} cannot be encoded again ({error}): {_ADVICE}")
-    stored, magic = _STORED.get(images.store or "", ("", b""))
-    if stored and data.startswith(magic):
-        before, dot, _ = extension.rpartition(".")
-        extension = before + dot + stored
-    return extension, data

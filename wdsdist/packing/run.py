@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from wdsdist import storage
 from wdsdist.distributed import run_once
@@ -17,9 +20,10 @@ from wdsdist.packing import destination, ledger, sources
 from wdsdist.packing.destination import Place
 from wdsdist.packing.ledger import Job
 from wdsdist.packing.options import Encode, Images, OnError, Options
-from wdsdist.packing.parallel import ShowProgress, refuse_to_travel, write_in_order, write_planned
+from wdsdist.packing.parallel import ShowProgress, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import planned_sizes
+from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import LeftOut, Recognised, Source
 from wdsdist.packing.writer import WrittenShard
@@ -176,7 +180,13 @@ def pack_splits(
     """
     checked = Options(**options)
     about = _for_source(source, Place.of(dest, checked.storage_options), checked)
-    splits = sources.splits_of(source, about)
+    splits: tuple[str, ...] = ()
+    try:  # a source that is unpacked first shows its folders when its contents are asked for
+        len(sources.find(source, about, class_folders=None, classes=None, split=None))
+    except SplitsError as error:
+        splits = error.splits
+    if not splits:
+        raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
     if checked.class_folders:
         notes = [sources.find(source, about, split=split).contents.notes for split in splits]
         checked = replace(checked, classes=tuple(sorted({name for note in notes for name in note.get("classes", ())})))
@@ -199,7 +209,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     ...     (root / name).parent.mkdir(exist_ok=True)
     ...     _ = (root / name).write_bytes(bytes(10))
     >>> print(*recognise(root).lines[1:], sep=chr(10))
-    members: jpg in 1; jpg, txt in 1
+    members: jpg in 2, txt in 1
     keys: such as a/1, of a/1.jpg
     folders: 1, such as a, are part of the keys
     skipped: 1 x hidden file or folder
@@ -230,18 +240,12 @@ def run(
         seed = None if listed.is_stream else 0
     decided = {**options.fingerprint(), "shuffle_seed": seed}
     job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
-
-    def done() -> Manifest | None:
-        if options.append and (known := place.data_set()) is not None:
-            return known if ledger.holds(known, place, job) else None
-        return ledger.finished(place, job, options.on_error)
-
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
-    if (finished := done()) is not None:
+    if (finished := ledger.finished(place, job, options)) is not None:
         _warn_if_kept(listed, finished, place)
         return finished
     with destination.locked(place):  # the process that held it before may have finished the same job
-        if (finished := done()) is not None:
+        if (finished := ledger.finished(place, job, options)) is not None:
             return finished
         if announce is not None:
             announce(Recognised.of(listed))
@@ -262,8 +266,8 @@ def run(
         if known is None:
             ledger.claim(place, job, count, overwrite=options.overwrite)
         else:
-            ledger.check_notes(known, listed.contents.notes, job)
-            first = ledger.claim_append(place, known, job, count, overwrite=options.overwrite)
+            notes = listed.contents.notes
+            first = ledger.claim_append(place, known, job, count, notes, overwrite=options.overwrite)
         show = progress or (lambda _: None)
         if plan is None:
             shards = write_in_order(place, listed, options, show, first)
@@ -288,8 +292,19 @@ def _for_source(source: object, place: Place, options: Options) -> Options:
 
 def _refuse(source: Source, place: Place, options: Options) -> None:
     """Raise `ArgumentError` for a destination inside the source, and for a source that an option does not fit."""
-    if options.executor is not None:
-        refuse_to_travel(source)
+    problem = ""
+    if options.executor is not None and source.is_stream:
+        problem = "is one stream of samples, which one process reads in its order: leave executor out"
+    elif options.executor is not None and source.kind == "dataset":
+        try:
+            pickle.dumps(source.take(np.empty(0, np.int64)))
+        except Exception as error:  # each class has its own
+            problem = (
+                f"does not pickle, so that it cannot go to the workers ({type(error).__name__}: {error}): define it, "
+                f"and encode, in a module, and let it open files when it is first asked for an item"
+            )
+    if problem:
+        raise ArgumentError(f"executor is given, but {source.location} {problem}", argument="executor")
     if source.is_stream and options.shuffle_seed not in ("auto", None):
         raise ArgumentError(
             f"shuffle_seed is {options.shuffle_seed}, but {source.location} can be read in one order only: leave it "

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
-from wdsdist.packing import zst
 from wdsdist.packing.contents import HEAD, SUSPECT_BYTES, Batch, ShardContents, content_problem
 from wdsdist.packing.destination import Place
 from wdsdist.packing.options import OnError
@@ -39,6 +39,7 @@ SPARE = 1
 """Bytes behind them, so that a file can be asked for one byte more than it should have."""
 
 _BUFFERS = 4  # one that is filled, while others are digested and written
+_FLUSH_FRAME = 1  # zstd's own
 _SYNC = 16 << 20  # bytes after which the disk begins to write: the last fsync would have all of it to wait for
 
 
@@ -72,7 +73,7 @@ def write_shard(
     """Write a tar of the samples, then its index.
 
     What is noted of samples that are left out does not name ``root``, where the source lies; ``compress`` is as
-    `zst.checked` returns it.
+    `Options` has it.
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
@@ -80,7 +81,13 @@ def write_shard(
     """
     try:
         with place.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
-            index = _write_tar(out, ShardContents(root, on_error), samples)
+            contents = ShardContents(root, on_error)
+            for batch in contents.batches(samples, BUFFER):
+                (_write_large if batch.stored > BUFFER else _write_batch)(out, contents, batch)
+            out.buffer()[: len(END)] = END
+            out.send(len(END))
+            digest = out.finish()
+            index = replace(contents.index(size=out.position, sha256=digest), stored=out.stored)
         # The index comes second: a tar that has one is whole.
         with place.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))
@@ -106,18 +113,6 @@ def whole_index(place: Place, name: str, size: int | None, on_error: OnError) ->
     except (FileNotFoundError, IndexFormatError):
         return None
     return index if size == index.file.size and not (index.left_out and on_error == "raise") else None
-
-
-def _write_tar(out: _TarOutput, contents: ShardContents, samples: Iterable[Sample]) -> ShardIndex:
-    for batch in contents.batches(samples, BUFFER):
-        if batch.stored > BUFFER:
-            _write_large(out, contents, batch)
-        else:
-            _write_batch(out, contents, batch)
-    out.buffer()[: len(END)] = END
-    out.send(len(END))
-    digest = out.finish()
-    return replace(contents.index(size=out.position, sha256=digest), stored=out.stored)
 
 
 def _write_batch(out: _TarOutput, contents: ShardContents, batch: Batch) -> None:
@@ -194,7 +189,7 @@ def _write_large(out: _TarOutput, contents: ShardContents, batch: Batch) -> None
 class _TarOutput:
     """Writes a file from its start by whole buffers, and counts and digests what it writes.
 
-    With ``compress``, as `zst.checked` returns it, the file holds the tar in compressed form.
+    With ``compress``, as `Options` has it, the file holds the tar in compressed form.
 
     Errors of the system surface at the next `buffer`, at `checkpoint` or at `finish`.
     """
@@ -202,7 +197,12 @@ class _TarOutput:
     def __init__(self, descriptor: int, compress: str | None = None) -> None:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
-        self._zstd = zst.stream(compress, self._put) if compress else None
+        self._zstd: Any = None
+        if compress:
+            import zstandard
+
+            compressor = zstandard.ZstdCompressor(level=int(compress.partition(":")[2]), write_checksum=True)
+            self._zstd = compressor.stream_writer(SimpleNamespace(write=self._put), write_size=BUFFER)  # type: ignore[arg-type]
         self._file_digest = hashlib.sha256()  # of the compressed form, which the writing thread meets first
         self._file_position = 0
         self._threads = ThreadPoolExecutor(1, "wdsdist-digest"), ThreadPoolExecutor(1, "wdsdist-write")
@@ -240,7 +240,7 @@ class _TarOutput:
         while self._busy:
             self._settle()
         if self._zstd:
-            self._zstd.flush(zst.FLUSH_FRAME)
+            self._zstd.flush(_FLUSH_FRAME)  # what comes later can be dropped
         return self.position, self._digest.copy(), self._file_position, self._file_digest.copy()
 
     def go_back(self, checkpoint: tuple[int, Any, int, Any]) -> None:

@@ -255,14 +255,13 @@ def _known(location: str, locations: list[str], options: storage.StorageOptions)
 def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
     """Return the notes to keep from the old index.json: class names and generations, which no tar holds.
 
-    Notes on how the data set has grown are kept if the shards that it had are the first of the new one.
+    Generations are kept if the shards that it had are the first of the new one.
     """
     before = len(known.counts)
-    notes: dict[str, Any] = {name: known.extra[name] for name in ("classes", "appended") if name in known.extra}
-    if not 0 < before <= len(manifest.counts) or manifest.prefix(before).fingerprint != known.fingerprint:
-        notes.pop("appended", None)
-    elif len(lengths := sorted({*known.generations, len(manifest.counts)})) > 1:
-        notes["generations"] = lengths
+    notes: dict[str, Any] = {name: known.extra[name] for name in ("classes",) if name in known.extra}
+    if 0 < before <= len(manifest.counts) and manifest.prefix(before).fingerprint == known.fingerprint:
+        lengths = sorted({*known.generations, len(manifest.counts)})
+        notes |= {"generations": lengths} if len(lengths) > 1 else {}
     return notes
 
 

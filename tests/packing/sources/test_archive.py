@@ -37,7 +37,7 @@ def test_an_archive_packs_to_the_same_shards_as_its_folder(tmp_path: Path, name:
     labels = {f"{key.rpartition('.')[0]}.cls": str(["Zebra", "cat", "dog"].index(key.partition("/")[0])).encode()
               for key in PHOTOS}  # fmt: skip
     assert contents(source) == {**PHOTOS, **labels}
-    assert source.notes["classes"] == ["Zebra", "cat", "dog"]
+    assert source.contents.notes["classes"] == ["Zebra", "cat", "dog"]
 
     for workers in (1, 2, 3) if name in ("deflated.zip", "gz.tar.gz") else (2,):
         dest = tmp_path / f"by-{workers}"

@@ -43,7 +43,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path, kind: str) -> None
     data = zip_bytes(files) if kind == "zip" else plain_tar(files.items())
     source = find(write(tmp_path / f"a.{kind}", data))
     assert contents(source) == {"1.txt": b"1"}
-    assert source.notes == {
+    assert source.contents.notes == {
         "skipped": {"file in __MACOSX": 1, "hidden file or folder": 2, "name without a key and an extension": 2}
     }
 
@@ -128,7 +128,7 @@ def test_links_in_a_zip_are_counted_and_not_followed(tmp_path: Path) -> None:
         archive.writestr(link, "/etc/passwd")
     source = find(write(tmp_path / "a.zip", buffer.getvalue()))
     assert contents(source) == {"1.txt": b"1"}
-    assert source.notes == {"skipped": {"symbolic link": 1}}
+    assert source.contents.notes == {"skipped": {"symbolic link": 1}}
 
 
 # Classes
@@ -138,7 +138,7 @@ def test_tars_of_classes_in_a_tar_are_class_folders(tmp_path: Path) -> None:
     inner = {name: plain_tar((f"{name}_{n}.JPEG", f"{name} {n}".encode() * 300) for n in range(5)) for name in "zab"}
     path = write(tmp_path / "train.tar", plain_tar((f"{name}.tar", data) for name, data in inner.items()))
     source = find(path, class_folders=True)
-    assert source.notes["classes"] == ["a", "b", "z"]
+    assert source.contents.notes["classes"] == ["a", "b", "z"]
     found = contents(source)
     assert found["z/z_4.JPEG"] == b"z 4" * 300
     assert found["z/z_4.cls"] == b"2"
@@ -149,7 +149,7 @@ def test_tars_of_classes_in_a_tar_are_class_folders(tmp_path: Path) -> None:
 def test_a_folder_around_everything_is_no_class(tmp_path: Path, around: str) -> None:
     files = {f"{around}{name}": data for name, data in PHOTOS.items()}
     source = find(write(tmp_path / "a.zip", zip_bytes(files)), class_folders=True)
-    assert source.notes["classes"] == ["Zebra", "cat", "dog"]
+    assert source.contents.notes["classes"] == ["Zebra", "cat", "dog"]
     assert {name for name in contents(source) if not name.endswith(".cls")} == set(PHOTOS)
 
 

@@ -55,7 +55,7 @@ def write(path: Path, content: pa.Table) -> Path:
 def test_bytes_and_lists_become_members(tmp_path: Path, name: str) -> None:
     source = find(write(tmp_path / name, table()))
     found = members(source, [7, 4])
-    assert source.notes["columns"] == {
+    assert source.contents.notes["columns"] == {
         "image": "png", "raw data": "raw_data", "embedding": "embedding.npy", "label": "cls", "split": "txt",
         "when": "json",
     }  # fmt: skip
@@ -169,7 +169,7 @@ class TestSaved:
         source = find(folder)
         wanted = datasets.load_from_disk(str(folder))
         assert source.kind == "hf"
-        assert source.notes == {
+        assert source.contents.notes == {
             "classes": ["cat", "dog"],
             "columns": {"image": "png", "label": "cls", "note": "txt", "kind": "kind.cls"},
         }

@@ -16,7 +16,7 @@ import wdsdist
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack_splits
 from wdsdist.packing.payloads import Sample
-from wdsdist.packing.sources import find, splits_of
+from wdsdist.packing.sources import find
 from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.source import Recognised, Source
 
@@ -59,7 +59,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     fill(tmp_path, ".git/config.txt", ".git/HEAD.txt")
     source = find(tmp_path)
     assert list(extensions(source)) == ["1"]
-    assert source.notes == {
+    assert source.contents.notes == {
         "skipped": {
             "hidden file or folder": 2,
             "name with a line break": 1,
@@ -75,7 +75,7 @@ def test_pipes_and_sockets_are_counted_and_never_opened(tmp_path: Path, monkeypa
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("3.txt")
         source = find(tmp_path)
-    assert source.notes == {"skipped": {"device, pipe or socket": 2}}
+    assert source.contents.notes == {"skipped": {"device, pipe or socket": 2}}
 
 
 def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
     (tmp_path / "b" / "a").symlink_to(tmp_path / "a")
     source = find(tmp_path)
     assert list(extensions(source)) == ["a/1", "a/b/2", "b/2", "b/a/1"]
-    assert source.notes["skipped"]["link to a folder around it"] == 4
+    assert source.contents.notes["skipped"]["link to a folder around it"] == 4
 
 
 def test_a_link_that_cannot_be_followed_is_an_error_or_left_out(tmp_path: Path) -> None:
@@ -153,15 +153,15 @@ class TestClassFolders:
     def test_folders_become_numbered_classes(self, tmp_path: Path) -> None:
         fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt", "README.md")
         source = find(tmp_path, class_folders=True)
-        assert source.notes["classes"] == ["Zebra", "cat", "dog"]
-        assert source.notes["skipped"] == {"file beside the class folders, such as README.md": 1}
+        assert source.contents.notes["classes"] == ["Zebra", "cat", "dog"]
+        assert source.contents.notes["skipped"] == {"file beside the class folders, such as README.md": 1}
         labels = {key: dict(members)["cls"] for key, members in samples(source)}
         assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
         assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]
 
     def test_nothing_is_guessed(self, tmp_path: Path) -> None:
         fill(tmp_path, "a/1.jpg", "b/1.jpg")
-        assert find(tmp_path).notes == find(tmp_path, class_folders=False).notes == {}
+        assert find(tmp_path).contents.notes == find(tmp_path, class_folders=False).contents.notes == {}
         assert find(tmp_path).contents.sizes.tolist() == [1024, 1024]
         assert find(tmp_path).digest != find(tmp_path, class_folders=True).digest
         assert find(tmp_path, class_folders=True).contents.sizes.tolist() == [2048, 2048]
@@ -196,10 +196,9 @@ def test_splits_are_refused_with_the_ways_to_pack_them(tmp_path: Path) -> None:
     root = fill(tmp_path, *SPLITS)
     with pytest.raises(SplitsError, match=r"holds the splits train, val: .* --splits` or .*class_folders=False"):
         find(root)
-    assert splits_of(root) == ("train", "val")
     assert len(find(root, class_folders=False)) == 5
     with pytest.raises(SourceError, match="holds no folders such as train and val"):
-        splits_of(fill(tmp_path / "flat", "1.jpg"))
+        pack_splits(fill(tmp_path / "flat", "1.jpg"), tmp_path / "dest")
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz"])

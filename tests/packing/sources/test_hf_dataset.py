@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path:
     dataset = CHOICES[choice](photos())
     dataset.with_format(None).flatten_indices().save_to_disk(tmp_path / "saved")
     source, saved = find(dataset), find(tmp_path / "saved")
-    assert (source.kind, len(source), source.notes) == ("hf", len(dataset), saved.notes)
+    assert (source.kind, len(source), source.contents.notes) == ("hf", len(dataset), saved.contents.notes)
     assert members(source) == members(saved)
     assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()
 

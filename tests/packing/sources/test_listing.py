@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import FilePayload
+from wdsdist.packing.payloads import Samples
 from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.source import Source
@@ -45,7 +45,7 @@ def test_samples_are_those_of_sorted_folders(found: set[str], random: object) ->
     assert [result.path(file) for file in range(len(result.sizes))] == in_order
     assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
     assert result.sizes.tolist() == [files[path] for path in in_order]
-    assert result.positions.tolist() == [valid.index(path) for path in in_order]
+    assert result.numbers[:, 1].tolist() == [valid.index(path) for path in in_order]
     stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
     assert result.stored_sizes().tolist() == stored
 
@@ -77,10 +77,10 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
     import tracemalloc
 
     def listed(count: int) -> Source:
-        tree = Files("a.zip", "raise")
+        tree = Files("a.zip")
         for number in range(count):
             tree.add_name(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
-        return tree.source("zip", Options(), lambda taken: taken.samples(FilePayload), state="")
+        return tree.source("zip", Options(), lambda listed: Samples(iter, (listed,)), state="")
 
     listed(100)  # numpy imports some of its modules when they are first needed
     tracemalloc.start()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.packing.sources.webdataset import Shards, packed_key
+from wdsdist.packing.sources.webdataset import contents_of, packed_key
 from wdsdist.shards.index import ShardIndex
 
 keys = st.lists(
@@ -31,12 +31,12 @@ def index(of: list[str]) -> ShardIndex:
 @pytest.mark.parametrize("escape", [False, True])
 @given(st.lists(keys, min_size=1, max_size=12))
 def test_a_key_that_an_earlier_shard_holds_carries_the_number_of_its_own(escape: bool, shards: list[list[str]]) -> None:
-    merged = Shards(["a.tar"] * len(shards), [index(shard) for shard in shards], escape)
-    samples = merged.contents({}, ()).take(np.arange(sum(map(len, shards))))
+    merged = contents_of(["a.tar"] * len(shards), [index(shard) for shard in shards], {}, escape=escape)
+    samples = merged.take(np.arange(sum(map(len, shards))))
     expected, seen, separator = [], set(), "~"
     while any(separator in key for shard in shards for key in shard):
         separator += "~"
     for number, key in ((number, packed_key(key)) for number, shard in enumerate(shards, 1) for key in shard):
         expected.append(f"{key}{separator}{number}" if key in seen else key)
         seen.add(key)
-    assert [key for key, *_ in samples.samples] == expected  # type: ignore[attr-defined]
+    assert [key for key, _ in samples] == expected

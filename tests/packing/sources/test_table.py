@@ -53,7 +53,7 @@ def test_columns_become_members_by_the_rules(written: Any) -> None:
         "txt": '"söt", said 3\nand\tleft'.encode(),
     }
     assert "txt" not in found["000000002"]
-    assert source.notes == {
+    assert source.contents.notes == {
         "columns": {"image": "*", "label": "cls", "caption": "txt", "width": "json", "source": "json"}
     }
 
@@ -82,7 +82,7 @@ def test_sizes_are_exact_and_rows_come_in_any_order(written: Any) -> None:
 def test_columns_can_be_mapped(written: Any, columns: dict[str, str], wanted: set[str]) -> None:
     source = find(written(records()), columns=columns)
     assert set(members(source, [4])["000000004"]) == wanted
-    assert {name: source.notes["columns"][name] for name in columns} == columns
+    assert {name: source.contents.notes["columns"][name] for name in columns} == columns
 
 
 @pytest.mark.parametrize("name", ["__key__", "key", "id", "Id"])

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources import archive, folder, idx, python, remote, table, webdataset
-from wdsdist.packing.sources.files import SplitsError
+from wdsdist.packing.sources import archive, files, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import Candidate, Source
 
-__all__ = ["KINDS", "find", "splits_of"]
+__all__ = ["find"]
 
 _AS_IT_LOOKS = Options()
 _TABLE = frozenset({"columns", "root"})
@@ -29,20 +28,29 @@ class Kind(NamedTuple):
     """As in ``kind=`` and ``--from``."""
     description: str
     """Which sources are of this kind, for messages: ``"a folder of files"``."""
-    find: Callable[[Candidate, Options], Source | None]
+    find: Callable[[Any, Options], Source | None]
     """Detects and lists a source of this kind; returns ``None`` for another kind, or if nothing exists.
 
-    If ``options.kind`` names this kind, the name or content of the source need not show it.
+    It is called with a `Candidate`, which is local, unless the kind `takes_all`. If ``options.kind`` names this kind,
+    the name or content of the source need not show it.
     """
     options: frozenset[str] = frozenset()
     """The options of sources that it takes; the others are refused."""
+    takes_all: bool = False
+    """Whether ``find`` takes what the caller has given, also a URL or an object."""
 
 
 KINDS = (
     # Before all kinds that look at an index.json or at files.
-    Kind("webdataset", "WebDataset shards, by their folder, a pattern or a list", webdataset.find, frozenset({"key"})),
+    Kind(
+        "webdataset",
+        "WebDataset shards, by their folder, a pattern or a list",
+        webdataset.find,
+        frozenset({"key"}),
+        True,
+    ),
     # Before all kinds that look at paths.
-    Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"})),
+    Kind("python", "a data set or an iterable of Python", python.find, frozenset({"encode"}), True),
     Kind("idx", "an IDX set such as train-images-idx3-ubyte.gz", idx.find),
     Kind("hf", "a folder that datasets' save_to_disk wrote", table.find_saved, _TABLE),
     Kind("parquet", "Parquet files", table.find, _TABLE),
@@ -53,7 +61,7 @@ KINDS = (
     Kind("zip", "a .zip archive", archive.find_zip, _FOLDERS),
     Kind("tar", "a .tar archive, plain or compressed", archive.find_tar, _FOLDERS),
     # The last one: any folder is one.
-    Kind("folder", "a folder of files", folder.find, _FOLDERS),
+    Kind("folder", "a folder of files", files.find_folder, _FOLDERS),
 )
 """In the order in which they are tried: the first that recognises a source lists it. Kinds may share a finder."""
 
@@ -78,56 +86,35 @@ def find(source: str | os.PathLike[str] | Made, options: Options = _AS_IT_LOOKS,
     >>> source.kind, len(source), source.contents.sizes.tolist()
     ('folder', 1, [2048])
     """
-    options = replace(options, **more)
-    candidate = Candidate(source)
-    if options.split is not None and candidate.path is not None and candidate.names is not None:
+    options, candidate = replace(options, **more), Candidate.of(source)
+    if options.split is not None and candidate is not None and candidate.names is not None:
         return find(candidate.path / options.split, replace(options, split=None))
     kinds = [kind for kind in KINDS if options.kind in (None, kind.name)]
     if not kinds:
         names = ", ".join(kind.name for kind in KINDS)
         raise ArgumentError(f"kind is {options.kind!r}: it must be one of {names}", argument="kind")
-    for finder in dict.fromkeys(kind.find for kind in kinds):
-        listed = finder(candidate, options)
-        if listed is not None:
-            _check_options(listed, options)
-            return listed
-    if isinstance(source, str) and storage.is_remote(source):
+    listed = None
+    for kind in {kind.find: kind for kind in kinds}.values():
+        if listed is None and (kind.takes_all or candidate is not None):
+            listed = kind.find(source if kind.takes_all else candidate, options)
+    if listed is None and isinstance(source, str) and storage.is_remote(source):
         listed = remote.find(source, options)
-        if listed.kind == "folder":  # options of what is fetched first are checked then
-            _check_options(listed, options)
+    if listed is not None:
+        of_kind = "python" if listed.kind in ("dataset", "iterable") else listed.kind
+        takes = [kind.options for kind in KINDS if kind.name == of_kind]  # none if it is fetched first, and found again
+        for name in ("key", "class_folders", "columns", "root", "encode"):
+            if takes and getattr(options, name) and name not in takes[0]:
+                takers = " or ".join(kind.name for kind in KINDS if name in kind.options)
+                raise ArgumentError(
+                    f"{name} is {getattr(options, name)!r}, but {listed.location} is of the kind {listed.kind!r}: only "
+                    f"sources of the kind {takers} take it",
+                    argument=name,
+                )
         return listed
     *others, last = (kind.description for kind in reversed(kinds))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
-    path = candidate.path
-    if path is not None and not path.exists():
-        raise NotFoundError(f"{path} does not exist: what can be packed is {accepted}")
-    is_open = options.kind is None or path is None
+    if candidate is not None and not candidate.path.exists():
+        raise NotFoundError(f"{candidate.path} does not exist: what can be packed is {accepted}")
+    is_open = options.kind is None or candidate is None
     what = "of no kind that can be packed" if is_open else f"not of the kind {options.kind!r}"
-    raise SourceError(f"{path or repr(source)} is {what}: that is {accepted}")
-
-
-def splits_of(source: str | os.PathLike[str], options: Options = _AS_IT_LOOKS) -> tuple[str, ...]:
-    """Return the folders of a source that are splits, first ``train`` if it is one of them.
-
-    Raises `SourceError` for a source without splits, and what `find` raises.
-    """
-    try:
-        # A source that is unpacked first shows its folders when its contents are asked for.
-        len(find(source, replace(options, class_folders=None, classes=None, split=None)))
-    except SplitsError as error:
-        return error.splits
-    raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
-
-
-def _check_options(source: Source, options: Options) -> None:
-    """Raise `ArgumentError` for an option that sources of this kind do not take."""
-    of_kind = "python" if source.kind in ("dataset", "iterable") else source.kind
-    takes = next(kind.options for kind in KINDS if kind.name == of_kind)
-    for name in ("key", "class_folders", "columns", "root", "encode"):
-        if getattr(options, name) and name not in takes:
-            takers = " or ".join(kind.name for kind in KINDS if name in kind.options)
-            raise ArgumentError(
-                f"{name} is {getattr(options, name)!r}, but {source.location} is of the kind {source.kind!r}: only "
-                f"sources of the kind {takers} take it",
-                argument=name,
-            )
+    raise SourceError(f"{candidate.path if candidate else repr(source)} is {what}: that is {accepted}")

@@ -1,7 +1,7 @@
 """Archives of files as samples, read in place: tars, compressed tars, and zips.
 
-The files of a plain tar are parts of the archive; the files of a zip are read when they are written. A tar that holds
-nothing but tars, as ImageNet's does, is read one level deep: each inner tar is a folder.
+The files of a plain tar are parts of the archive; the files of a zip are read when they are written. A tar in a tar, as
+ImageNet has them, is a folder.
 
 A compressed tar can only be read from its start, and a shuffled shard holds samples from all over it: it is
 decompressed once, into a temporary file, which costs the disk space of the tar while it is packed. Nothing is unpacked
@@ -17,15 +17,12 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from wdsdist.errors import ShardDamagedError, SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.files import Files
-from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Samples
+from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.naming import is_tar
@@ -40,25 +37,13 @@ _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSEr
 """What `zipfile` raises for an archive or an entry that is damaged or cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class TarSamples:
-    """Some samples of a tar archive."""
-
-    file: FileStamp
-    taken: Listing
-
-    def __iter__(self) -> Iterator[Sample]:
-        self.file.check()
-        return self.taken.samples(lambda _, size, position: FilePayload(self.file.path, size, position))
-
-
 def find_tar(candidate: Candidate, options: Options) -> Source | None:
     """Return the source of a tar archive, plain or compressed; ``None`` if the candidate is no tar.
 
     Raises `SourceError` for an archive that is damaged or cut.
     """
     path = candidate.path
-    if path is None or not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
+    if not path.is_file() or not (is_tar(path.name) or options.kind == "tar"):
         return None
     label = str(path)
 
@@ -82,16 +67,14 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     file = FileStamp.of(path)
     if file.size < BLOCK:
         raise SourceError(f"{label} is empty or no tar: fetch it again")
-    files = Files(label, options.on_error)
+    files = Files(label)
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            names = (name.lower() for kind, name, _, _ in entries(content, label=label) if not kind)
-            is_nested = next(names, "").endswith(".tar") and all(name.endswith(".tar") for name in names)
             for kind, name, offset, size in entries(content, label=label):
                 if kind:
                     files.skipped[kind] += 1
                     continue
-                if not is_nested:
+                if not name.lower().endswith(".tar"):
                     files.add_name(name, size, offset)
                     continue
                 inner = entries(content, label=f"{label}/{name}", start=offset, stop=offset + size)
@@ -102,38 +85,36 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
         raise SourceError(f"{error}: fetch it again, or make it again") from error
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
-    samples = functools.partial(TarSamples, file)
-    return files.source("tar", options, samples, state=f"tar\0{file[1:]}", root=files.root(options))
+    read = functools.partial(_part, file.path)
+    return files.source(
+        "tar",
+        options,
+        lambda samples: Samples(file_samples, (read, file, samples)),
+        state=f"tar\0{file[1:]}",
+        root=files.root(options),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class ZipSamples:
-    """Some samples of a zip archive; a file's position is the number of its entry in the archive's directory."""
+def _part(archive: str, _: str, size: int, position: int) -> FilePayload:
+    return FilePayload(archive, size, position)
 
-    file: FileStamp
-    taken: Listing
 
-    def __iter__(self) -> Iterator[Sample]:
-        self.file.check()
-        archive = _archive(self.file, os.getpid())
-        infos = archive.infolist()
-        return self.taken.samples(lambda _, __, position: self._payload(archive, infos[position]))
-
-    def _payload(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Payload:
-        """Return the data of a file; its checksum is right."""
-        size = info.file_size
-        try:
-            with archive.open(info) as stream:
-                data = stream.read(size + 1)
-            if len(data) != size:
-                raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
-        except _DAMAGE as error:
-            return BrokenPayload(
-                f"{self.file.path}/{info.filename} is damaged ({error}): leave such samples out with "
-                f"on_error='skip', or fetch the archive again",
-                size,
-            )
-        return data
+def _zipped(file: FileStamp, _: str, size: int, position: int) -> Payload:
+    """Return the data of the entry with a number in an archive's directory; its checksum is right."""
+    archive = _archive(file, os.getpid())
+    info = archive.infolist()[position]
+    try:
+        with archive.open(info) as stream:
+            data = stream.read(size + 1)
+        if len(data) != size:
+            raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
+    except _DAMAGE as error:
+        return BrokenPayload(
+            f"{file.path}/{info.filename} is damaged ({error}): leave such samples out with on_error='skip', or fetch "
+            f"the archive again",
+            size,
+        )
+    return data
 
 
 @functools.lru_cache(maxsize=2)
@@ -145,10 +126,10 @@ def _archive(file: FileStamp, process: int) -> zipfile.ZipFile:
 def find_zip(candidate: Candidate, options: Options) -> Source | None:
     """List the samples of a zip archive; return ``None`` if the candidate is no zip."""
     path = candidate.path
-    if path is None or not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
+    if not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
         return None
     file = FileStamp.of(path)
-    files = Files(str(path), options.on_error)
+    files = Files(str(path))
     try:
         with zipfile.ZipFile(path) as archive:
             infos, start = archive.infolist(), archive.start_dir
@@ -160,8 +141,14 @@ def find_zip(candidate: Candidate, options: Options) -> Source | None:
             files.skipped["symbolic link"] += 1
         else:
             files.add_name(info.filename, info.file_size, position, _problem(info))
-    samples = functools.partial(ZipSamples, file)
-    return files.source("zip", options, samples, state=f"zip\0{file[1:]}", root=files.root(options))
+    read = functools.partial(_zipped, file)
+    return files.source(
+        "zip",
+        options,
+        lambda samples: Samples(file_samples, (read, file, samples)),
+        state=f"zip\0{file[1:]}",
+        root=files.root(options),
+    )
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:

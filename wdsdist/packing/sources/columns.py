@@ -49,67 +49,33 @@ Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list",
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The contents of a column, as far as the rules ask."""
+    """The contents of a column, as far as the rules ask, and the member that it becomes."""
 
     name: str
     content: Content
     extension: str = ""
     """The extension of the first path or bytes, if it is known."""
     classes: tuple[str, ...] | None = None
-    """Names of its integers."""
+    """Names of its integers, or the strings that are numbered."""
     values: tuple[str, ...] = ()
-    """The first strings."""
+    """The first strings, until `choose` has looked at them."""
     is_json: bool = False
     """Whether its strings are JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the rows of a table become samples."""
-
-    columns: tuple[Column, ...]
-    extensions: tuple[str, ...]
-    """What each column becomes: an extension, which ends in ``*`` if each file has its own; `KEY`; empty if nothing."""
-    is_object: bool
-    """Whether the columns that become ``json`` are the entries of one object."""
+    member: str = ""
+    """An extension, which ends in ``*`` if each file has its own; `KEY`; empty if the column becomes nothing."""
+    is_entry: bool = False
+    """Whether it is an entry of the object in the ``json`` member."""
 
     @property
-    def key(self) -> int | None:
-        """Number of the column with the key."""
-        return self.extensions.index(KEY) if KEY in self.extensions else None
+    def is_file(self) -> bool:
+        """Whether its values are paths of the files that it becomes."""
+        is_text = last_part(self.member.lower().removesuffix(".gz")) in _OF_TEXT
+        return self.member != KEY and (self.content == "path" or (self.content == "text" and not is_text))
 
     @property
-    def label(self) -> int | None:
-        """Number of the column that becomes ``cls``."""
-        return next(
-            (number for number in self.used if self.extensions[number] == "cls" and not self.is_file(number)), None
-        )
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the numbers in ``cls``."""
-        return None if self.label is None else self.columns[self.label].classes
-
-    @property
-    def used(self) -> list[int]:
-        """Numbers of the columns that are read."""
-        return [number for number, extension in enumerate(self.extensions) if extension]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns that are read."""
-        return [self.columns[number].name for number in self.used]
-
-    def is_file(self, number: int) -> bool:
-        """Return whether the values of a column are paths of the files that it becomes."""
-        content, extension = self.columns[number].content, self.extensions[number].lower()
-        is_text = last_part(extension.removesuffix(".gz")) in _OF_TEXT
-        return extension != KEY and (content == "path" or (content == "text" and not is_text))
-
-    def notes(self) -> dict[str, str]:
-        """Return the extension that each table column is packed as, by column name."""
-        pairs = zip(self.columns, self.extensions, strict=True)
-        return {column.name: extension for column, extension in pairs if column.name}
+    def is_label(self) -> bool:
+        """Whether it becomes the number of a class."""
+        return self.member == "cls" and not self.is_file
 
 
 def suffix(path: str) -> str:
@@ -141,31 +107,39 @@ def check_columns(columns: object) -> dict[str, str]:
     return dict(pairs)
 
 
-def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> Layout:
-    """Apply the rules above to each column; ``label`` names the table in errors.
+def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> list[Column]:
+    """Return the columns with their members by the rules above; ``label`` names the table in errors.
 
     Raises `ArgumentError` if ``mapped`` names no column, and `SourceError` if the columns give no member, or hold
     paths of files that do not exist.
 
     >>> table = Column("image", "path", "jpg"), Column("id", "integer"), Column("label", "integer")
-    >>> choose(table, {"id": ""}, "train.csv").notes()
-    {'image': '*', 'id': '', 'label': 'cls'}
+    >>> [column.member for column in choose(table, {"id": ""}, "train.csv")]
+    ['*', '', 'cls']
     """
     names = [column.name for column in columns if column.name]
     if unknown := [name for name in mapped if name not in names]:
         raise ArgumentError(
             f"columns names {unknown[0]!r}, but {label} has the columns {', '.join(names)}", argument="columns"
         )
-    key = _key_column(columns, mapped)
-    extensions, taken, rest = [""] * len(columns), set[str](), list[int]()
+    usual: dict[str, int] = {}
     for number, column in enumerate(columns):
-        extension = KEY if number == key else mapped.get(column.name, "")
-        if extension and extension.lower() in taken:
+        if mapped.get(column.name) == KEY and column.content not in ("integer", "text", "path"):
             raise ArgumentError(
-                f"columns maps two columns to {extension!r}: give one another extension", argument="columns"
+                f"columns maps {column.name!r} to {KEY!r}: a key is a string or an integer", argument="columns"
             )
-        extensions[number] = extension
-        taken |= {extension.lower()} - {""}
+        if column.name not in mapped and column.content in ("integer", "text"):
+            usual.setdefault(column.name.lower(), number)
+    members = [mapped.get(column.name, "") for column in columns]
+    if KEY not in members and (key := next((usual[name] for name in _KEY_NAMES if name in usual), None)) is not None:
+        members[key] = KEY
+    taken = set[str]()
+    for member in filter(None, members):
+        if member.lower() in taken:
+            raise ArgumentError(
+                f"columns maps two columns to {member!r}: give one another extension", argument="columns"
+            )
+        taken.add(member.lower())
 
     def is_label(column: Column) -> bool:
         is_named = column.content in ("integer", "text") and column.name.lower() in LABEL_NAMES
@@ -174,29 +148,29 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
     left = [
         (number, column)
         for number, column in enumerate(columns)
-        if number != key and column.content != "empty" and column.name not in READERS_NOTES | mapped.keys()
+        if not members[number] and column.content != "empty" and column.name not in READERS_NOTES | mapped.keys()
     ]
     texts = [column for _, column in left if column.content == "text" and not is_label(column)]
     named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
-    text = next(iter(named or (texts if len(texts) == 1 else [])), None)
+    text, rest = next(iter(named or (texts if len(texts) == 1 else [])), None), list[int]()
     for number, column in left:
         name = _OTHER.sub("_", column.name).strip("_") or "column"
         if column.content == "path":
-            extensions[number] = f"{name}.*" if column.extension in taken else "*"
+            members[number] = f"{name}.*" if column.extension in taken else "*"
             taken.add(column.extension)
             continue
         if column.content == "bytes" or is_label(column):
-            extension = (column.extension or name) if column.content == "bytes" else "cls"
-            extension = f"{name}.{extension}" if extension.lower() in taken else extension
+            member = (column.extension or name) if column.content == "bytes" else "cls"
+            member = f"{name}.{member}" if member.lower() in taken else member
         elif column.content == "list":
-            extension = name if name == "npy" else f"{name}.npy"
+            member = name if name == "npy" else f"{name}.npy"
         elif column is text and "txt" not in taken:
-            extension = "txt"
+            member = "txt"
         else:
             rest.append(number)
             continue
-        extensions[number] = extension
-        taken.add(extension.lower())
+        members[number] = member
+        taken.add(member.lower())
     if rest and "json" in taken:
         raise ArgumentError(
             f"{', '.join(columns[number].name for number in rest)} of {label} would become the member json, which "
@@ -205,35 +179,22 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
             argument="columns",
         )
     for number in rest:
-        extensions[number] = "json"
-    is_json = [(columns[number].name, columns[number].content) for number in rest] == [("json", "other")]
-    kept = tuple(replace(column, values=()) for column in columns)
-    layout = Layout(kept, tuple(extensions), is_object=bool(rest) and not is_json)
-    if not set(extensions) - {"", KEY}:
+        members[number] = "json"
+    is_object = [(columns[number].name, columns[number].content) for number in rest] != [("json", "other")]
+    chosen = [
+        replace(column, values=(), member=member, is_entry=is_object and number in rest)
+        for number, (column, member) in enumerate(zip(columns, members, strict=True))
+    ]
+    if not set(members) - {"", KEY}:
         raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
-    if not any(layout.is_file(number) or columns[number].content == "bytes" for number in layout.used):
+    if not any(column.member and (column.is_file or column.content == "bytes") for column in chosen):
         # A table of paths that name files elsewhere would be packed without its files.
-        for number, column in enumerate(columns):
-            is_used = number == key or column.name in mapped or is_label(column)
+        for column, member in zip(columns, members, strict=True):
+            is_used = member == KEY or column.name in mapped or is_label(column)
             if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
                 raise SourceError(
                     f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is no file "
                     f"beside it: name the folder that its paths start from by root=, or map the column, as in "
                     f"columns={{{column.name!r}: 'txt'}}, if it is to be a string"
                 )
-    return layout
-
-
-def _key_column(columns: Sequence[Column], mapped: Mapping[str, str]) -> int | None:
-    """Return the number of the column that gives the key."""
-    usual: dict[str, int] = {}
-    for number, column in enumerate(columns):
-        if mapped.get(column.name) == KEY:
-            if column.content not in ("integer", "text", "path"):
-                raise ArgumentError(
-                    f"columns maps {column.name!r} to {KEY!r}: a key is a string or an integer", argument="columns"
-                )
-            return number
-        if column.name not in mapped and column.content in ("integer", "text"):
-            usual.setdefault(column.name.lower(), number)
-    return next((usual[name] for name in _KEY_NAMES if name in usual), None)
+    return chosen

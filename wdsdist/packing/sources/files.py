@@ -7,11 +7,13 @@ Folders such as ``train`` and ``val`` are data sets of their own.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
+import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +22,17 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.errors import SourceError
-from wdsdist.packing.options import OnError, Options
-from wdsdist.packing.payloads import Sample
-from wdsdist.packing.sources.listing import Folder, Listing, decoded, first_of_layouts, list_samples, shown
-from wdsdist.packing.sources.source import Contents, LeftOut, Source
+from wdsdist.packing.options import Options
+from wdsdist.packing.payloads import FilePayload, Payload, Sample, Samples
+from wdsdist.packing.sources.listing import (
+    Folder,
+    ListedSample,
+    Listing,
+    decoded,
+    list_samples,
+    shown,
+)
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, LeftOut, Source
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
@@ -52,17 +61,28 @@ class SplitsError(SourceError):
     splits: tuple[str, ...] = ()
 
 
+def file_samples(
+    read: Callable[[str, int, int], Payload], archive: FileStamp | None, samples: list[ListedSample]
+) -> Iterator[Sample]:
+    """Yield samples of files; ``read`` returns the data of a file for its path, size and position.
+
+    Raises `SourceError` if the ``archive`` that all of them are parts of has changed.
+    """
+    if archive is not None:
+        archive.check()
+    for key, members in samples:
+        yield key, [(extension, file if isinstance(file, bytes) else read(*file)) for extension, file in members]
+
+
 class Files:
     """The files of a folder, an archive or a store, by folder; what is skipped, and what is left out.
 
     Args:
         label: names what is listed in messages.
-        on_error: how to handle a sample that cannot be packed.
     """
 
-    def __init__(self, label: str, on_error: OnError) -> None:
+    def __init__(self, label: str) -> None:
         self.label = label
-        self.on_error = on_error
         self.skipped: Counter[str] = Counter()
         """Number of skipped entries, which belong to no sample, by reason."""
         self.left_out: list[LeftOut] = []
@@ -71,21 +91,18 @@ class Files:
         """By path, with a slash at its end."""
 
     def leave_out(self, path: str | bytes, problem: str) -> None:
-        """Note something that cannot be read, or raise `SourceError` if errors are not skipped."""
-        self.left_out.append(LeftOut(shown(path), self._checked(path, problem)))
+        """Note something that cannot be read."""
+        self.left_out.append(LeftOut(shown(path), f"{shown(path).rstrip('/')} {problem}"))
 
     def add(
         self, path: bytes, name: bytes, size: int, problem: str = "", *, mtime_ns: int = 0, position: int = 0
     ) -> None:
-        """Add a file to the folder at a path; ``problem`` is why its sample cannot be packed, if it cannot.
-
-        Raises `SourceError` for a file that cannot be packed, or notes it, as ``on_error`` asks.
-        """
+        """Add a file to the folder at a path; ``problem`` is why its sample cannot be packed, if it cannot."""
         full = path + name
         if not full.isascii() and not is_text(decoded(full)):
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if problem:
-            self.folders[path].problems[name] = self._checked(full, problem)
+            self.folders[path].problems[name] = f"{shown(full)} {problem}"
         self.folders[path].add(name, size, mtime_ns=mtime_ns, position=position)
 
     def add_name(self, name: str, size: int, position: int, problem: str = "") -> None:
@@ -138,7 +155,7 @@ class Files:
         self,
         kind: str,
         options: Options,
-        samples: Callable[[Listing], Iterable[Sample]],
+        samples: Callable[[list[ListedSample]], Samples],
         *,
         state: str,
         root: bytes = b"",
@@ -155,10 +172,21 @@ class Files:
         label, skipped = self.label, Counter(self.skipped)
         below = (path[len(root) :] for path in self.folders if path.startswith(root))
         tops = sorted({decoded(path.partition(b"/")[0]) for path in below} - {""})
-        if options.class_folders is None and options.split is None:
-            _refuse_splits(label, tops)
+        splits = sorted(filter(_SPLIT.fullmatch, tops), key=lambda name: ("train" not in name, name))
+        if options.class_folders is None and options.split is None and len(splits) > 1:
+            error = SplitsError(
+                f"{label} holds the splits {', '.join(splits)}: pack each into a data set of its own by `wdsdist pack "
+                f"{label} DEST --splits` or wdsdist.packing.pack_splits, or all into one by class_folders=False"
+            )
+            error.splits = tuple(splits)
+            raise error
         rule = options.key or (self._rule_of_images(root) if options.has_classes else None)
         listing = list_samples(self.folders, root, rule or FIRST_DOT)
+        wrong = {int(listing.samples_of(np.array(file))): why for file, why in sorted(listing.problems.items())}
+        left_out = sorted(self.left_out, key=lambda sample: sample.key)
+        left_out += [LeftOut(shown(listing.key(sample)), why) for sample, why in wrong.items()]
+        if left_out and options.on_error == "raise":
+            raise SourceError(f"{shown(label)}/{left_out[0].reason}; or leave it out with on_error='skip'")
         if not listing.num_samples:
             counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
             raise SourceError(
@@ -171,9 +199,6 @@ class Files:
             files = np.unique(listing.extension_ids, return_index=True)[1].tolist()
             names = {listing.extensions[listing.extension_ids[file]]: shown(listing.path(file)) for file in files}
             check_extensions(label, names, strict=True)
-        wrong = {int(listing.samples_of(np.array(file))): why for file, why in listing.problems.items()}
-        if wrong and self.on_error == "raise":
-            raise SourceError(f"{label}/{wrong[min(wrong)]}; or leave such samples out with on_error='skip'")
         classes, stray = _find_classes(label, listing, tops, options)
         listing = replace(listing, classes=classes)
         numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
@@ -184,8 +209,6 @@ class Files:
             first = shown(listing.path(int(listing.sample_files[stray[0]])))
             count = int(np.diff(listing.sample_files)[stray].sum())
             skipped[f"file beside the class folders, such as {first}"] = count
-        left_out = sorted(self.left_out, key=lambda sample: sample.key)
-        left_out += [LeftOut(shown(listing.key(sample)), wrong[sample]) for sample in sorted(wrong)]
         parts = (
             f"{state}\0{classes}\0{listing.digest}\n",
             *(f"{sample.key}\0{sample.reason}\n" for sample in left_out),
@@ -199,32 +222,19 @@ class Files:
             if options.class_folders is None and len(tops) > 1:
                 facts["folders"] += "; class_folders=True makes them classes"
 
-        def layouts() -> dict[tuple[str, ...], int]:
-            label = () if classes is None else ("cls",)
-            first, counts = first_of_layouts(listing.extension_ids, listing.sample_files, numbers)
-            sets = [tuple(sorted((*listing.extensions_of(sample), *label))) for sample in numbers[first].tolist()]
-            return dict(zip(sets, counts.tolist(), strict=True))
-
-        def load(_: Source) -> Contents:
+        def load() -> Contents:
             contents = Contents(
                 sizes=listing.stored_sizes(),
-                take=lambda indices: samples(listing.take(indices)),
+                take=lambda indices: samples(listing.samples(indices)),
                 notes=notes,
                 left_out=tuple(left_out),
-                layouts=layouts,
+                members=listing.members(numbers),
                 facts=facts,
                 of_files=of_files,
             )
             return contents if len(numbers) == listing.num_samples else contents.only(numbers)
 
         return Source(kind, label, hashlib.sha256("".join(parts).encode()).hexdigest(), load)
-
-    def _checked(self, path: str | bytes, problem: str) -> str:
-        """Return the error message for a path under ``on_error="skip"``; otherwise raise it as `SourceError`."""
-        problem = f"{shown(path).rstrip('/')} {problem}"
-        if self.on_error == "raise":
-            raise SourceError(f"{shown(self.label)}/{problem}; or leave it out with on_error='skip'")
-        return problem
 
     def _rule_of_images(self, root: bytes) -> str | None:
         """Return the key rule by which each image in class folders is a sample; ``None`` if there are other files."""
@@ -233,19 +243,6 @@ class Files:
         if not all(map(_IMAGE.search, names)):
             return None
         return LAST_DOT if any(name.count(b".") > 1 for name in names) else FIRST_DOT
-
-
-def _refuse_splits(label: str, folders: list[str]) -> None:
-    """Raise `SplitsError` if the folders of a source are splits: each is a data set."""
-    splits = sorted(filter(_SPLIT.fullmatch, folders), key=lambda name: ("train" not in name, name))
-    if len(splits) < 2:
-        return
-    error = SplitsError(
-        f"{label} holds the splits {', '.join(splits)}: pack each into a data set of its own by `wdsdist pack {label} "
-        f"DEST --splits` or wdsdist.packing.pack_splits, or all into one by class_folders=False"
-    )
-    error.splits = tuple(splits)
-    raise error
 
 
 def _find_classes(
@@ -300,3 +297,68 @@ def _refuse_containers(label: str, listing: Listing) -> None:
             f"pattern that names those, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other "
             f"libraries with these, and pack what a generator yields; if each file is a sample, pass kind='folder'"
         )
+
+
+def find_folder(candidate: Candidate, options: Options) -> Source | None:
+    """List the samples of a folder; return ``None`` if the candidate is no folder."""
+    root = candidate.path
+    if candidate.names is None:
+        return None
+    files, status = Files(str(root)), root.stat()
+    todo = [(b"", frozenset({(status.st_dev, status.st_ino)}))]
+    while todo:
+        path, above = todo.pop()
+        try:
+            with os.scandir(os.fsencode(root) + b"/" + path) as entries:
+                todo += [inner for entry in entries if (inner := _add(files, path, entry, above)) is not None]
+        except OSError as error:
+            files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
+    read = functools.partial(_local, f"{root}/")
+    return files.source(
+        "folder", options, lambda samples: Samples(file_samples, (read, None, samples)), state="folder", of_files=True
+    )
+
+
+def _local(above: str, path: str, size: int, _: int) -> FilePayload:
+    return FilePayload(above + path, size)
+
+
+_Above = frozenset[tuple[int, int]]
+"""The identities of the folders around a folder, and its own."""
+
+
+def _add(files: Files, path: bytes, entry: os.DirEntry[bytes], above: _Above) -> tuple[bytes, _Above] | None:
+    """Add an entry of the folder at a path if it is a file; return it if it is a folder to list."""
+    inner = path + entry.name
+    name = decoded(inner)
+    if entry.name.startswith(b"."):
+        files.skipped[HIDDEN] += 1
+        return None
+    try:
+        status = entry.stat()
+    except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
+        is_gone = isinstance(error, FileNotFoundError)
+        if split_name(name) is not None:
+            what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
+            files.add(path, entry.name, 0, f"{what}: repair it or remove it")
+        elif is_gone:
+            files.skipped[why_skipped(name)] += 1
+        else:
+            files.leave_out(inner, f"cannot be listed ({error.strerror}): repair it or move it away")
+        return None
+    identity = status.st_dev, status.st_ino
+    if stat.S_ISDIR(status.st_mode):
+        if decoded(entry.name) in CLUTTER_FOLDERS:
+            files.skipped["folder of the system, such as __MACOSX"] += 1
+        elif identity in above:  # followed, it would be listed without end
+            files.skipped["link to a folder around it"] += 1
+        else:
+            files.folders[inner + b"/"] = Folder()
+            return inner + b"/", above | {identity}
+    elif split_name(name) is None:
+        files.skipped[why_skipped(name)] += 1
+    elif not stat.S_ISREG(status.st_mode):
+        files.skipped["device, pipe or socket"] += 1
+    else:
+        files.add(path, entry.name, status.st_size, mtime_ns=status.st_mtime_ns)
+    return None

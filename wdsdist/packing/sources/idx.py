@@ -12,7 +12,6 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import Sample, sample_size
+from wdsdist.packing.payloads import Sample, Samples, sample_size
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.storage import compression
 
@@ -33,31 +32,21 @@ _MOST_DIMENSIONS = 32
 """As many as any numpy takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdxSamples:
-    """Some samples of an IDX set; the arrays are read, once in each process, when the samples are."""
-
-    images: FileStamp
-    labels: FileStamp | None
-    prefix: str
-    digits: int
-    indices: list[int]
-
-    def __iter__(self) -> Iterator[Sample]:
-        images = _load(self.images)
-        labels = _load(self.labels) if self.labels else None
-        stored = images.dtype.newbyteorder("<")
-        for index in self.indices:
-            data = encode("npy", images[index].astype(stored))
-            label = [] if labels is None else [("cls", str(labels[index]).encode())]
-            yield f"{self.prefix}-{index:0{self.digits}d}", [*label, ("npy", data)]
+def _samples(
+    images: FileStamp, labels: FileStamp | None, prefix: str, digits: int, indices: list[int]
+) -> Iterator[Sample]:
+    """Yield some samples; the arrays are read once in each process."""
+    pixels, numbers = _load(images), _load(labels) if labels else None
+    stored = pixels.dtype.newbyteorder("<")
+    for index in indices:
+        data = encode("npy", pixels[index].astype(stored))
+        label = [] if numbers is None else [("cls", str(numbers[index]).encode())]
+        yield f"{prefix}-{index:0{digits}d}", [*label, ("npy", data)]
 
 
 def find(candidate: Candidate, options: Options) -> Source | None:
     """Return the IDX set that a path names: its images file, a prefix, or the folder that holds it alone."""
     path = candidate.path
-    if path is None:
-        return None
     if (match := _NAME.fullmatch(path.name)) is not None and path.is_file():
         if match["role"] == "labels":
             raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
@@ -115,16 +104,16 @@ def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> So
         )
     digits = max(6, len(str(count - 1)))
 
-    def take(indices: Int64s) -> IdxSamples:
-        return IdxSamples(images, labels, location.name, digits, indices.tolist())
+    def take(indices: Int64s) -> Samples:
+        return Samples(_samples, (images, labels, location.name, digits, indices.tolist()))
 
-    def load(_: Source) -> Contents:
-        # All samples take the same room: keys are equally long, and every label fits in one block.
-        size = sample_size(next(iter(take(np.zeros(1, np.int64)))))
-        return Contents(sizes=np.full(count, size, np.int64), take=take, notes=notes)
-
+    # All samples take the same room: keys are equally long, and every label fits in one block.
+    size = sample_size(next(iter(take(np.zeros(1, np.int64)))))
+    contents = Contents(sizes=np.full(count, size, np.int64), take=take, notes=notes)
     of_files = [f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n" for file in (images, labels) if file]
-    return Source("idx", str(location), hashlib.sha256("".join(["idx\n", *of_files]).encode()).hexdigest(), load)
+    return Source(
+        "idx", str(location), hashlib.sha256("".join(["idx\n", *of_files]).encode()).hexdigest(), lambda: contents
+    )
 
 
 def _sets(folder: Path) -> dict[str, dict[str, Path]]:

@@ -7,18 +7,18 @@ takes some 50 bytes beside its name, so that ten million fit in memory.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, printable
-from wdsdist.packing.payloads import Payload, Sample
 from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.member_names import cutter, escaped
 from wdsdist.shards.tar.naming import FIRST_DOT
@@ -26,6 +26,9 @@ from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 _PLAIN_PATH = PLAIN_NAME - len(".cls")
 """Bytes of a path whose sample needs plain tar headers only, also with a ``cls`` member."""
+
+ListedSample = tuple[str, list[tuple[str, bytes | tuple[str, int, int]]]]
+"""A key, and its members: the extension, and the path, size and position (0 in a folder) of the file, or the data."""
 
 
 def shown(path: str | bytes | os.PathLike[str]) -> str:
@@ -72,7 +75,7 @@ class Listing:
     name_ends: Int64s
     """int64 [n + 1]: where each name starts in ``name_bytes``, and its end."""
     numbers: Int64s
-    """int64 [n, 2]: the size and the position of each file."""
+    """int64 [n, 2]: the size of each file, and where an archive holds it; 0 for files of a folder."""
     extension_ids: npt.NDArray[np.int32]
     """int32 [n]: each file's index in ``extensions``."""
     extensions: tuple[str, ...]
@@ -98,11 +101,6 @@ class Listing:
         """int64 [n]: bytes of each file."""
         return self.numbers[:, 0]
 
-    @property
-    def positions(self) -> Int64s:
-        """int64 [n]: where an archive holds each file; 0 for files of a folder."""
-        return self.numbers[:, 1]
-
     def folders_of(self, files: Int64s) -> Int64s:
         """int64: the number of the folder that each of some files is in."""
         return np.searchsorted(self.folder_files, files, side="right") - 1
@@ -126,10 +124,15 @@ class Listing:
         key = self.path(file)[: -len(extension) - 1]
         return key if self.key_rule == FIRST_DOT else escaped(key), extension
 
-    def extensions_of(self, sample: int) -> tuple[str, ...]:
-        """Return the extensions of a sample, in lower case and in order."""
-        ids = self.extension_ids[slice(*self.sample_files[sample : sample + 2].tolist())]
-        return tuple(sorted(self.extensions[number].lower() for number in ids.tolist()))
+    def members(self, samples: Int64s) -> Counter[str]:
+        """Count how many of some samples have each member, by its extension in lower case."""
+        is_chosen = np.zeros(self.num_samples, np.bool_)
+        is_chosen[samples] = True
+        ids = self.extension_ids[np.repeat(is_chosen, np.diff(self.sample_files))]
+        members = Counter[str]() if self.classes is None else Counter(cls=len(samples))
+        for extension, count in zip(self.extensions, np.bincount(ids, minlength=len(self.extensions)), strict=True):
+            members[extension.lower()] += int(count)
+        return +members
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples]: bytes that each sample takes in a tar.
@@ -141,51 +144,34 @@ class Listing:
         has_label = self.classes is not None
         samples = np.add.reduceat(self.sizes + BLOCK + -self.sizes % BLOCK, self.sample_files[:-1])
         samples += 2 * BLOCK * has_label
-        odd = set(self.samples_of(self.odd).tolist())
-        for sample in odd - set(self.samples_of(np.array(list(self.problems), np.int64)).tolist()):
-            files = range(*self.sample_files[sample : sample + 2].tolist())
-            members = [(".".join(self.member_name(file)), int(self.sizes[file])) for file in files]
-            members += [(f"{self.key(sample)}.cls", 1)] * has_label
-            samples[sample] = sum(stored_size(name, size) for name, size in members)
+        odd = np.setdiff1d(self.samples_of(self.odd), self.samples_of(np.array(list(self.problems), np.int64)))
+        for sample, (key, members) in zip(odd.tolist(), self.samples(odd), strict=True):
+            samples[sample] = sum(
+                stored_size(f"{key}.{extension}", len(file) if isinstance(file, bytes) else file[1])
+                for extension, file in members
+            )
         return samples
 
-    def take(self, samples: Int64s) -> Listing:
-        """Return some samples, by their numbers: a small listing, for it travels to the process that writes them."""
-        starts, stops = self.sample_files[samples], self.sample_files[samples + 1]
-        ends = np.cumsum(stops - starts)
-        files = np.repeat(stops - ends, stops - starts) + np.arange(int(ends[-1]) if len(ends) else 0)
-        bounds = zip(self.name_ends[files].tolist(), self.name_ends[files + 1].tolist(), strict=True)
-        names, sample_files = [self.name_bytes[start:stop] for start, stop in bounds], np.append(0, ends)
-        return replace(
-            self,
-            folders=[self.folders[number] for number in self.folders_of(starts).tolist()],  # one for each sample
-            folder_files=sample_files,
-            name_bytes=bytearray().join(names),
-            name_ends=np.cumsum([0, *map(len, names)]),
-            numbers=self.numbers[files],
-            extension_ids=self.extension_ids[files],
-            sample_files=sample_files,
-            odd=np.empty(0, np.int64),
-            problems={},
-        )
-
-    def samples(self, payload: Callable[[str, int, int], Payload]) -> Iterator[Sample]:
-        """Yield the samples; ``payload`` gives a file's data for its path, size and position (0 in a folder)."""
-        ends, extension_ids, numbers = self.name_ends.tolist(), self.extension_ids.tolist(), self.numbers.tolist()
-        starts, folders = self.sample_files.tolist(), self.folders_of(self.sample_files[:-1]).tolist()
+    def samples(self, numbers: Int64s) -> list[ListedSample]:
+        """Return some samples, by their numbers, for the process that writes them."""
+        firsts, stops = self.sample_files[numbers], self.sample_files[numbers + 1]
+        counts, folders = stops - firsts, self.folders_of(firsts).tolist()
+        files = np.repeat(stops - np.cumsum(counts), counts) + np.arange(int(counts.sum()))
+        bounds = self.name_ends[files].tolist(), self.name_ends[files + 1].tolist()
+        rows = zip(*bounds, self.extension_ids[files].tolist(), self.numbers[files].tolist(), strict=True)
         labels = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
-        for number, start, stop in zip(folders, starts, starts[1:], strict=False):
-            folder = self.folders[number]
-            members: list[tuple[str, Payload]] = []
-            for file in range(start, stop):
-                path = folder + self.name_bytes[ends[file] : ends[file + 1]].decode()
-                extension = self.extensions[extension_ids[file]]
-                members.append((extension, payload(path, *numbers[file])))
+        samples: list[ListedSample] = []
+        for number, count in zip(folders, counts.tolist(), strict=True):
+            folder, members = self.folders[number], list[tuple[str, bytes | tuple[str, int, int]]]()
+            for start, stop, extension_id, (size, position) in itertools.islice(rows, count):
+                path, extension = folder + self.name_bytes[start:stop].decode(), self.extensions[extension_id]
+                members.append((extension, (path, size, position)))
             key = path[: -len(extension) - 1]
             if self.classes is not None:
                 members.append(("cls", labels[folder.partition("/")[0]]))
                 members.sort(key=lambda member: member[0])
-            yield key if self.key_rule == FIRST_DOT else escaped(key), members
+            samples.append((key if self.key_rule == FIRST_DOT else escaped(key), members))
+        return samples
 
 
 def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FIRST_DOT) -> Listing:
@@ -216,10 +202,7 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
         names, order = folder.list(), list[int]()
         for number in sorted(range(len(names)), key=names.__getitem__):
             if order and names[order[-1]] == names[number]:
-                folder.problems[names[number]] = (
-                    f"{shown(path + names[number])} is there twice: leave its sample out with on_error='skip', or "
-                    f"remove one"
-                )
+                folder.problems[names[number]] = f"{shown(path + names[number])} is there twice: remove one"
             else:
                 order.append(number)
         keys = {} if is_first_dot else {names[number]: _key(path, names[number], rule) for number in order}
@@ -273,24 +256,3 @@ def _key(path: bytes, name: bytes, rule: str) -> bytes:
             f"key is {rule!r}, which finds no key in {shown(path + name)}: give another rule", argument="key"
         )
     return string[:dot].encode("utf-8", "surrogateescape")
-
-
-def first_of_layouts(
-    extension_ids: npt.NDArray[Any], sample_starts: Int64s, samples: Int64s | slice = slice(None)
-) -> tuple[Int64s, Int64s]:
-    """Return int64: the first sample of each set of extensions, and how many samples have it.
-
-    Args:
-        extension_ids: the extension of each member, as a number.
-        sample_starts: int64 [samples + 1]: the first member of each sample, and the number of members.
-        samples: the samples that count; what is returned are indices of these.
-
-    >>> first_of_layouts(np.array([0, 1, 1, 0, 0]), np.array([0, 2, 4, 5]))
-    (array([0, 2]), array([2, 1]))
-    """
-    # The sum of random numbers stands for a set.
-    codes = np.random.default_rng(0).integers(1, 2**63, int(extension_ids.max(initial=0)) + 1, dtype=np.uint64)
-    sums = np.add.reduceat(codes[extension_ids], sample_starts[:-1]) if len(sample_starts) > 1 else codes[:0]
-    _, first, counts = np.unique(sums[samples], return_index=True, return_counts=True)
-    order = np.argsort(first)
-    return first[order], counts[order]

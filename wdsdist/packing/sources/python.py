@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,8 +32,8 @@ from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import encoders
 from wdsdist.packing.contents import check_extensions, check_key
 from wdsdist.packing.options import Encode, OnError, Options
-from wdsdist.packing.payloads import Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.source import READERS_NOTES, Candidate, Contents, Source
+from wdsdist.packing.payloads import Payload, Sample, Samples, broken, numbered, sample_size
+from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
 
 _NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -56,18 +56,17 @@ Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
 """What `find` takes for a source, but for its name in a module."""
 
 
-def find(candidate: Candidate, options: Options) -> Source | None:
+def find(made: Any, options: Options) -> Source | None:
     """Return what an object gives, or ``None`` for a string or path that names no object.
 
     An object is a data set with ``__len__`` and ``__getitem__``, which is a table if `is_dataset` says so; any other
     iterable; a function without parameters that returns one of them; or the name of one of these,
     ``module:attribute``. A file of that name is preferred.
 
-    >>> find(Candidate([{"txt": "hello"}]), Options()).location, find(Candidate("photos/train"), Options())
+    >>> find([{"txt": "hello"}], Options()).location, find("photos/train", Options())
     ('list', None)
     """
     location: str | None = None
-    made: Any = candidate.given
     if isinstance(made, (str, os.PathLike)):
         if not isinstance(made, str) or not _NAMED.fullmatch(made) or Path(made).exists():
             return None
@@ -206,55 +205,37 @@ class ItemEncoder:
         return array.tobytes()
 
 
-class _Looks(NamedTuple):
-    """What some samples, made beforehand, show of a source."""
+def _looked_at(
+    kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder
+) -> tuple[int, str, dict[str, Any]]:
+    """Return what samples that were made beforehand show of a source.
 
-    arrays: dict[str, dict[str, Any]]
-    layouts: dict[tuple[str, ...], int]
-    size: int
-    """Mean bytes of a sample in a tar."""
-    digest: str
-    """A digest of the samples, and of the number of items if it is known."""
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """What ``index.json`` says of the source."""
-        return {"arrays": dict(sorted(self.arrays.items()))} if self.arrays else {}
-
-    @classmethod
-    def of(cls, kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:
-        """Look at samples."""
-        layouts = Counter(tuple(extension.lower() for extension, _ in members) for _, members in samples)
-        state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
-        for key, members in samples:
-            for extension, data in members:
-                # Items are encoded when they are taken; one that could not be has no bytes.
-                content = data if isinstance(data, bytes) else b""
-                state.update(f"{key}.{extension}\0{len(content)}\n".encode())
-                state.update(content)
-        size = math.ceil(sum(map(sample_size, samples)) / len(samples))
-        return cls(encode.arrays, dict(layouts), size, state.hexdigest())
+    That is the mean bytes of a sample in a tar; a digest of the samples, and of the number of items if it is known; and
+    the ``notes`` and ``members`` of `Contents`.
+    """
+    members_of_all = Counter(extension.lower() for _, members in samples for extension, _ in members)
+    state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
+    for key, members in samples:
+        for extension, data in members:
+            # Items are encoded when they are taken; one that could not be has no bytes.
+            content = data if isinstance(data, bytes) else b""
+            state.update(f"{key}.{extension}\0{len(content)}\n".encode())
+            state.update(content)
+    size = math.ceil(sum(map(sample_size, samples)) / len(samples))
+    notes = {"arrays": dict(sorted(encode.arrays.items()))} if encode.arrays else {}
+    return size, state.hexdigest(), {"notes": notes, "members": members_of_all}
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetSamples:
-    """Some items of a data set, made when they are iterated over."""
-
-    dataset: Carried[Any]
-    encode: Carried[ItemEncoder]
-    indices: list[int]
-
-    def __iter__(self) -> Iterator[Sample]:
-        dataset, encode = self.dataset.value, self.encode.value
-        for number in self.indices:
-            try:
-                item = dataset[number]
-            except Exception as error:
-                item = SourceError(
-                    f"item {number:,} of {encode.source} cannot be read: {type(error).__name__}: {error}"
-                )
-                item.__cause__ = error
-            yield encode.or_broken(item, number)
+def _samples(dataset: Carried[Any], encode: Carried[ItemEncoder], indices: list[int]) -> Iterator[Sample]:
+    """Make some items of a data set."""
+    for number in indices:
+        try:
+            item = dataset.value[number]
+        except Exception as error:
+            reason = f"item {number:,} of {encode.value.source} cannot be read: {type(error).__name__}: {error}"
+            item = SourceError(reason)
+            item.__cause__ = error
+        yield encode.value.or_broken(item, number)
 
 
 def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
@@ -267,16 +248,15 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
     numbers, carried = spread(length), Carried(dataset)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    looks = apart(_look, DatasetSamples(carried, Carried(encode), numbers), length)
-    encoder = Carried(replace(encode, arrays=looks.arrays, learns=False))
+    size, digest, about = apart(_look, carried, Carried(encode), numbers, length)
+    encoder = Carried(replace(encode, arrays=about["notes"].get("arrays", {}), learns=False))
     contents = Contents(
-        sizes=np.full(length, looks.size, np.int64),
-        take=lambda indices: DatasetSamples(carried, encoder, indices.tolist()),
-        notes=looks.notes,
-        layouts=lambda: looks.layouts,
+        sizes=np.full(length, size, np.int64),
+        take=lambda indices: Samples(_samples, (carried, encoder, indices.tolist())),
+        **about,
         facts={"looked at": f"{len(numbers):,} of {length:,} items, to estimate sizes"},
     )
-    return Source("dataset", encode.source, looks.digest, lambda _: contents)
+    return Source("dataset", encode.source, digest, lambda: contents)
 
 
 def spread(length: int) -> list[int]:
@@ -287,14 +267,16 @@ def spread(length: int) -> list[int]:
     return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
 
 
-def _look(items: DatasetSamples, length: int) -> _Looks:
-    samples, encode = list(items), items.encode.value
-    if next(iter(items)) != samples[0]:
+def _look(
+    dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int
+) -> tuple[int, str, dict[str, Any]]:
+    samples = list(_samples(dataset, encode, numbers))
+    if next(_samples(dataset, encode, numbers)) != samples[0]:
         raise SourceError(
-            f"{encode.source} gives another item 0 each time, so that it could not be packed twice alike: turn random "
-            f"transforms off"
+            f"{encode.value.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
+            f"random transforms off"
         )
-    return _Looks.of("dataset", length, samples, encode)
+    return _looked_at("dataset", length, samples, encode.value)
 
 
 def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
@@ -321,12 +303,11 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
         left -= sample_size(sample)
     if not first:
         raise SourceError(f"{encode.source} gave no samples: was it iterated over before?")
-    looks, known = _Looks.of("iterable", None, first, encode), replace(encode, learns=False)
+    (_, digest, about), known = _looked_at("iterable", None, first, encode), replace(encode, learns=False)
     contents = Contents(
         sizes=np.empty(0, np.int64),
         take=lambda _: (),
-        notes=looks.notes,
-        layouts=lambda: looks.layouts,
+        **about,
         stream=itertools.chain(first, (known.or_broken(item, number) for number, item in rest)),
     )
-    return Source("iterable", encode.source, looks.digest, lambda _: contents)
+    return Source("iterable", encode.source, digest, lambda: contents)

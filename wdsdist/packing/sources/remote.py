@@ -10,16 +10,16 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.curation.tables import kind_of
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
+from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, Samples
 from wdsdist.packing.sources.files import Files
-from wdsdist.packing.sources.listing import Listing
+from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
 from wdsdist.shards.manifest import check_location
@@ -29,50 +29,39 @@ _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteSamples:
-    """Some samples of a remote folder."""
+def _samples(urls: dict[int, str], options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
+    """Yield samples of a remote folder, fetched a little before; ``urls`` has the URL of each file by its position."""
+    ahead: deque[tuple[int, str, list[tuple[str, Future[Payload]]]]] = deque()
+    pool = ThreadPoolExecutor(_TOGETHER)
 
-    taken: Listing
-    urls: dict[int, str] = field(repr=False)
-    """The URLs of the samples' files, by their number in the listing."""
-    options: storage.StorageOptions = field(repr=False)
-
-    def __iter__(self) -> Iterator[Sample]:
-        ahead: deque[tuple[int, str, list[tuple[str, Future[Payload]]]]] = deque()
-        pool = ThreadPoolExecutor(_TOGETHER)
-
-        def arrived() -> Sample:
-            _, key, members = ahead.popleft()
-            return key, [(extension, future.result()) for extension, future in members]
-
-        try:
-            for key, members in self.taken.samples(lambda _, size, position: FilePayload(self.urls[position], size)):
-                size = sum(payload.size for _, payload in members if isinstance(payload, FilePayload))
-                ahead.append(
-                    (size, key, [(extension, pool.submit(self._fetched, data)) for extension, data in members])
-                )
-                while len(ahead) > _TOGETHER or sum(size for size, _, _ in ahead) > _MOST_AHEAD:
-                    yield arrived()
-            while ahead:
-                yield arrived()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _fetched(self, payload: Payload) -> Payload:
+    def fetched(file: bytes | tuple[str, int, int]) -> Payload:
         """Return the bytes of a file. A store that does not answer is an error of packing, not of the sample."""
-        if not isinstance(payload, FilePayload):
-            return payload
-        url, again = storage.shown(payload.path), "since it was listed: pack again once the source stays as it is"
+        if isinstance(file, bytes):
+            return file
+        _, size, position = file
+        shown, again = storage.shown(urls[position]), "since it was listed: pack again once the source stays as it is"
         try:
-            data = storage.read(payload.path, self.options)
+            data = storage.read(urls[position], options)
         except FileNotFoundError:
-            return BrokenPayload(f"{url} has vanished {again}")
-        if len(data) != payload.size:
-            return BrokenPayload(
-                f"{url} has changed from {payload.size:,} to {len(data):,} bytes {again}", payload.size
-            )
+            return BrokenPayload(f"{shown} has vanished {again}")
+        if len(data) != size:
+            return BrokenPayload(f"{shown} has changed from {size:,} to {len(data):,} bytes {again}", size)
         return data
+
+    def arrived() -> Sample:
+        _, key, members = ahead.popleft()
+        return key, [(extension, future.result()) for extension, future in members]
+
+    try:
+        for key, members in samples:
+            size = sum(len(file) if isinstance(file, bytes) else file[1] for _, file in members)
+            ahead.append((size, key, [(extension, pool.submit(fetched, file)) for extension, file in members]))
+            while len(ahead) > _TOGETHER or sum(size for size, _, _ in ahead) > _MOST_AHEAD:
+                yield arrived()
+        while ahead:
+            yield arrived()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def find(url: str, options: Options) -> Source:
@@ -115,14 +104,15 @@ def find(url: str, options: Options) -> Source:
         raise SourceError(f"{shown} is a remote folder, not of the kind {options.kind!r}")
     if not entries:
         raise NotFoundError(f"{shown} does not exist, holds no file, or cannot be reached")
-    listed = Files(shown, options.on_error)
+    listed = Files(shown)
     for number, entry in enumerate(entries):
         problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
         listed.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
 
-    def samples(taken: Listing) -> RemoteSamples:
-        urls = {position: storage.join(folder, entries[position].name) for position in taken.positions.tolist()}
-        return RemoteSamples(taken, urls, bound)
+    def samples(listed: list[ListedSample]) -> Samples:
+        positions = {file[2] for _, members in listed for _, file in members if not isinstance(file, bytes)}
+        urls = {position: storage.join(folder, entries[position].name) for position in positions}
+        return Samples(_samples, (urls, bound, listed))
 
     return listed.source("folder", options, samples, state="\0".join(["folder", *(entry.stamp for entry in entries)]))
 

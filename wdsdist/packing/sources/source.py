@@ -32,7 +32,7 @@ SCRATCH_SUFFIX = "-source"
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
 
-_MOST_LAYOUTS, _MOST_SKIPPED = 4, 8  # lines that a summary shows of each
+_MOST_MEMBERS, _MOST_SKIPPED = 12, 8  # that a summary shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
     """Bytes of memory for the blocks that are read in turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Contents:
     """The samples of a source."""
 
@@ -87,8 +87,8 @@ class Contents:
     """Samples that were listed but cannot be packed; they are not among the numbered ones."""
     blocks: Blocks | None = None
     """Runs of samples that are read together; ``None`` if any sample can be read by itself."""
-    layouts: Callable[[], Mapping[tuple[str, ...], int]] = dict
-    """Counts the samples by their members."""
+    members: Mapping[str, int] = field(default_factory=dict)
+    """How many samples have each member, by its extension in lower case."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Further lines of the summary, each by its title."""
     of_files: bool = False
@@ -115,19 +115,14 @@ class Source:
     """Where it lies, for messages."""
     digest: str
     """Digest (fingerprint) of the source: names, sizes and times of its files, or whatever else changes with it."""
-    load: Callable[[Source], Contents] = field(repr=False)
-    """Called once, with this source, which temporary files may go with."""
+    load: Callable[[], Contents] = field(repr=False)
+    """Called once. Temporary files may go with what it returns."""
     folders: frozenset[str] = frozenset()
     """Where the source's shards lie; the files that are read may be copies."""
 
     @functools.cached_property
     def contents(self) -> Contents:
-        return self.load(self)
-
-    @property
-    def notes(self) -> Mapping[str, Any]:
-        """What ``index.json`` says of the source."""
-        return self.contents.notes
+        return self.load()
 
     @property
     def is_stream(self) -> bool:
@@ -158,21 +153,23 @@ class Recognised:
         """Summarise a source."""
         contents = source.contents
         count = len(source) if contents.stream is None else None
-        notes, left_out, layouts = contents.notes, contents.left_out, contents.layouts()
+        notes, left_out = contents.notes, contents.left_out
         lines = [f"recognised: {source.kind}, {source.location}"]
         if count is not None:
             lines[0] += f", {counted(count, 'sample')}"
-        common = sorted(layouts.items(), key=lambda item: (-item[1], item[0]))
-        shown_layouts = [f"{', '.join(members)} in {number:,}" for members, number in common[:_MOST_LAYOUTS]]
-        if len(common) > _MOST_LAYOUTS:
-            shown_layouts.append(f"{len(common) - _MOST_LAYOUTS:,} other sets of members in the rest")
-        if shown_layouts:
-            lines.append(f"members: {'; '.join(shown_layouts)}")
+        common = sorted(contents.members.items(), key=lambda item: (-item[1], item[0]))
+        shown_members = [f"{extension} in {number:,}" for extension, number in common[:_MOST_MEMBERS]]
+        if len(common) > _MOST_MEMBERS:
+            shown_members.append(f"{len(common) - _MOST_MEMBERS:,} others")
+        if shown_members:
+            lines.append(f"members: {', '.join(shown_members)}")
         lines += [f"{name}: {what}" for name, what in contents.facts.items()]
         if classes := notes.get("classes"):
             lines.append(f"classes: {len(classes):,}, from {classes[0]} to {classes[-1]}, as cls members")
         if columns := notes.get("columns"):
-            lines.append("columns: " + ", ".join(f"{name} {_becomes(what)}" for name, what in columns.items()))
+            words = {"": "left out", "__key__": "gives the key"}
+            members = (f"{name} {words.get(what, f'as {what}')}" for name, what in columns.items())
+            lines.append(f"columns: {', '.join(members)}".replace("*", "its files are"))
         for field_name, kind in notes.get("arrays", {}).items():
             shape = " x ".join("any" if size is None else str(size) for size in kind["shape"])
             lines.append(f"array: {field_name}, {kind['dtype']} of shape {shape}")
@@ -193,13 +190,6 @@ class Recognised:
         return "\n".join(self.lines)
 
 
-def _becomes(extension: str) -> str:
-    """Return what a column is packed as, in words."""
-    if not extension:
-        return "left out"
-    return "gives the key" if extension == "__key__" else f"as {extension}".replace("*", "its files are")
-
-
 def deferred(kind: str, location: str, state: str, scratch: Path | None, make: Callable[[Path], Source]) -> Source:
     """Return a source behind one large temporary file.
 
@@ -208,17 +198,18 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
     process.
     """
 
-    def load(owner: Source) -> Contents:
+    def load() -> Contents:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
-        # Only a process that is killed leaves it; the next run into the same folder removes it.
-        remove = weakref.finalize(owner, _remove, folder, os.getpid())
         try:
-            return make(folder).contents
+            contents = make(folder).contents
         except BaseException:
-            remove()
+            shutil.rmtree(folder, ignore_errors=True)
             raise
+        # Only a process that is killed leaves it; the next run into the same folder removes it.
+        weakref.finalize(contents, _remove, folder, os.getpid())
+        return contents
 
     return Source(kind, location, hashlib.sha256(f"{kind}\0{state}".encode()).hexdigest(), load)
 
@@ -251,30 +242,25 @@ class FileStamp(NamedTuple):
             raise SourceError(f"{self.path} {problem}: pack again once it stays as it is")
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """The argument ``source`` of `pack`, before its kind is detected."""
+class Candidate(NamedTuple):
+    """A local path that may be a source, before its kind is detected."""
 
-    given: object
+    path: Path
+    names: tuple[str, ...] | None
+    """The names of what lies directly in the folder; ``None`` if the path is no folder."""
 
-    @functools.cached_property
-    def path(self) -> Path | None:
-        """The absolute local path of the source; ``None`` for a URL, and for an object that is no path.
+    @classmethod
+    def of(cls, given: object) -> Candidate | None:
+        """Return the absolute path that a caller names; ``None`` for a URL, and for an object that is no path.
 
-        >>> Candidate("/data/train/").path, Candidate("s3://bucket/train").path, Candidate([1, 2]).path
-        (PosixPath('/data/train'), None, None)
+        >>> Candidate.of("/data/train/"), Candidate.of("s3://bucket/train"), Candidate.of([1, 2])
+        (Candidate(path=PosixPath('/data/train'), names=None), None, None)
         """
-        if not isinstance(self.given, (str, os.PathLike)):
+        location = storage.normalise(given) if isinstance(given, (str, os.PathLike)) else None
+        if location is None or storage.is_remote(location):
             return None
-        location = storage.normalise(self.given)
-        return None if storage.is_remote(location) else Path(location)
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...] | None:
-        """The names of what lies directly in the source folder; ``None`` if the source is no folder."""
-        if self.path is None or not self.path.is_dir():
-            return None
+        path = Path(location)
         try:
-            return tuple(os.listdir(self.path))  # noqa: PTH208 - names alone
+            return cls(path, tuple(os.listdir(path)) if path.is_dir() else None)  # noqa: PTH208 - names alone
         except OSError as error:
-            raise SourceError(f"{shown(self.path)} cannot be listed ({error.strerror}): repair or move it") from error
+            raise SourceError(f"{shown(path)} cannot be listed ({error.strerror}): repair or move it") from error

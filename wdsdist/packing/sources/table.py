@@ -7,19 +7,15 @@ that they name; the rows of a shard are read again where they are written.
 from __future__ import annotations
 
 import fnmatch
-import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import numpy as np
-
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import extension_of
 from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
@@ -27,10 +23,9 @@ from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import Sample
-from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Layout, check_columns, choose, suffix
-from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, LeftOut, Source
-from wdsdist.packing.sources.table_rows import Finder, is_bytes, is_numbers, list_rows, row_samples
+from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Content, check_columns, choose, suffix
+from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, Source
+from wdsdist.packing.sources.table_rows import Finder, TableFiles, is_bytes, is_numbers, list_rows
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -42,18 +37,14 @@ _FIRST = 100
 """Strings of a column that are looked up as paths."""
 _BLOCK_BYTES = 256 << 20
 """Memory for the decoded row groups of Parquet that are read in turn."""
-_AT_ONCE = 256
-"""Rows that are taken together where they are written."""
 
 
 def find(candidate: Candidate, options: Options) -> Source | None:
     """List the rows of a file, or of Parquet and Arrow files of a folder or a pattern; else return ``None``."""
     path = candidate.path
-    if path is None:
-        return None
     if path.is_file():
         kind = tables.kind_of(path.name) if options.kind is None else options.kind
-        return _source(kind, path, path.parent, [path], options) if kind in tables.SUFFIXES else None
+        return _listed(kind, path, path.parent, [path], options) if kind in tables.SUFFIXES else None
     pattern = path.name if candidate.names is None else ""
     folder = path.parent if pattern else path
     names = candidate.names
@@ -62,14 +53,12 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     table = together(str(path), str(folder), names or (), pattern, options.kind)
     if table is None or not all((folder / name).is_file() for name in table[1]):  # Spark writes folders of such names
         return None
-    return _source(table[0], path, folder, [folder / name for name in table[1]], options)
+    return _listed(table[0], path, folder, [folder / name for name in table[1]], options)
 
 
 def find_saved(candidate: Candidate, options: Options) -> Source | None:
     """List the rows of a folder that ``save_to_disk`` of ``datasets`` wrote; return ``None`` for other folders."""
     path = candidate.path
-    if path is None:
-        return None
     splits = sorted(state.parent.name for state in path.glob(f"*/{STATE}")) if (path / _DICT).is_file() else []
     if len(splits) > 1:
         raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
@@ -89,7 +78,7 @@ def find_saved(candidate: Candidate, options: Options) -> Source | None:
         raise SourceError(
             f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
-    return _source("hf", path, path, paths, options)
+    return _listed("hf", path, path, paths, options)
 
 
 def of_dataset(dataset: Any, label: str, options: Options) -> Source:
@@ -131,110 +120,43 @@ def together(
     return None
 
 
-def _source(kind: str, location: Path, home: Path, paths: list[Path], options: Options) -> Source:
-    files = _Files(tuple(map(FileStamp.of, paths)), cast("Kind", "arrow" if kind == "hf" else kind))
-    return _listed(kind, str(location), home, files, options)
-
-
-class _Files(NamedTuple):
-    """The files of a table as they travel to the processes that write, which open them once each."""
-
-    stamps: tuple[FileStamp, ...]
-    kind: Kind
-
-    def check(self) -> None:
-        for stamp in self.stamps:
-            stamp.check()
-
-    def table(self) -> Table:
-        self.check()
-        return _opened(self)
-
-
-@functools.lru_cache(maxsize=4)
-def _opened(files: _Files) -> Table:
-    return tables.open_table([Path(stamp.path) for stamp in files.stamps], kind=files.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowSamples:
-    """Some rows of a table as samples, read where they are written."""
-
-    source: Any
-    """Table files (`_Files`), a carried ``Dataset``, or the rows of a text file, which other processes cannot read."""
-    layout: Layout
-    root: str
-    rows: Int64s
-    """Numbers of the rows in the table."""
-    row_names: list[str]
-    """Where each row stands."""
-    file_sizes: Int64s
-    """int64 [rows, members that may be files]: bytes of each file that a row had when it was listed, then -1."""
-
-    def __iter__(self) -> Iterator[Sample]:
-        rows = self.rows.tolist()
-        names = dict(zip(rows, self.row_names, strict=True))
-        sizes = dict(zip(rows, map(iter, self.file_sizes.tolist()), strict=True))
-        return row_samples(
-            self.layout, Finder(self.root), self._batches(), rows, names.__getitem__, lambda row, _: next(sizes[row])
-        )
-
-    def _batches(self) -> Iterator[Any]:
-        parts: Iterable[Any] = [self.source]
-        if isinstance(self.source, (_Files, Carried)):
-            table = self.source.value if isinstance(self.source, Carried) else self.source.table()
-            starts = range(0, len(self.rows), _AT_ONCE)
-            parts = (table.take(self.rows[start : start + _AT_ONCE], self.layout.names) for start in starts)
-        for part in parts:  # rows of chunked arrays would be searched chunk by chunk
-            yield from part.combine_chunks().to_batches(max_chunksize=_AT_ONCE)
-
-
-def _listed(kind: str, label: str, home: Path, source: _Files | Carried[Table], options: Options) -> Source:
+def _listed(
+    kind: str, location: str | Path, home: Path, given: list[Path] | Carried[Table], options: Options
+) -> Source:
     """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default."""
-    mapped = check_columns(options.columns)
-    finder = Finder.of(home, options.root)
-    stamps = source.stamps if isinstance(source, _Files) else ()
-    has_paths = stamps or options.root is not None  # the current folder may hold anything
-    if isinstance(source, Carried):
-        table = source.value
+    mapped, finder, label = check_columns(options.columns), Finder.of(home, options.root), str(location)
+    source: TableFiles | Carried[Table]
+    stamps: tuple[FileStamp, ...] = ()
+    if isinstance(given, Carried):
+        source, table = given, given.value
     else:
-        paths = [Path(stamp.path) for stamp in stamps]
+        stamps = tuple(map(FileStamp.of, given))
+        source = TableFiles(stamps, cast("Kind", "arrow" if kind == "hf" else kind))
         table = tables.open_table(
-            paths, kind=source.kind, label=label, on_error=options.on_error, scratch=options.scratch
+            given, kind=source.kind, label=label, on_error=options.on_error, scratch=options.scratch
         )
+    has_paths = stamps or options.root is not None  # the current folder may hold anything
     bad = [LeftOut(f"row {number:,}", reason) for number, reason in table.bad_rows]
     if not table.num_rows:
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
         raise SourceError(f"{label} holds no row that could be a sample{why}: is it the right file?")
     with tables.reading(label):
         columns = _columns(table, mapped, finder.root if has_paths else os.devnull, is_text=kind in ("csv", "tsv"))
-        layout = _numbered(choose(columns, mapped, label), table, mapped)
-        listing = list_rows(table, layout, finder, options.on_error, digests=not stamps)
-    left_out = (*bad, *(listing.wrong[number] for number in sorted(listing.wrong)))
-    notes = {**({} if layout.classes is None else {"classes": list(layout.classes)}), "columns": layout.notes()}
-    state = hashlib.sha256(f"{kind}\0{notes}\0{listing.digest}\n".encode("utf-8", "surrogatepass"))
+        columns = choose(columns, mapped, label)
+        for number, column in enumerate(columns):
+            if column.is_label and column.content == "text":
+                columns[number] = replace(column, classes=_classes(column, table, mapped))
+        used = tuple(column for column in columns if column.member)
+        block_bytes = _BLOCK_BYTES if kind == "parquet" else None
+        contents, digest = list_rows(source, table, used, finder, options.on_error, block_bytes)
+    classes = next((column.classes for column in used if column.is_label), None)
+    notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
+    notes["columns"] = {column.name: column.member for column in columns if column.name}
+    contents = replace(contents, notes=notes, left_out=(*bad, *contents.left_out))
+    state = hashlib.sha256(f"{kind}\0{notes}\0{digest}\n".encode("utf-8", "surrogatepass"))
     names = [f"{os.path.relpath(stamp.path, home)}\0{stamp.size}\0{stamp.mtime_ns}\n" for stamp in stamps]
-    state.update("".join([*names, *map(str, left_out)]).encode("utf-8", "surrogatepass"))
-
-    def take(rows: Int64s) -> _RowSamples:
-        read_from: Any = source
-        if isinstance(source, _Files) and source.kind in ("csv", "tsv", "jsonl"):
-            source.check()
-            read_from = table.take(rows, layout.names)
-        row_names = [table.row_name(row) for row in rows.tolist()]
-        return _RowSamples(read_from, layout, finder.root, rows, row_names, listing.file_sizes[rows])
-
-    contents = Contents(
-        sizes=listing.sizes,
-        take=take,
-        notes=notes,
-        left_out=left_out,
-        blocks=Blocks(table.starts, listing.weights, _BLOCK_BYTES) if kind == "parquet" else None,
-        layouts=lambda: listing.layouts,
-    )
-    if listing.wrong:
-        contents = contents.only(np.delete(np.arange(table.num_rows), list(listing.wrong)))
-    return Source(kind, label, state.hexdigest(), lambda _: contents)
+    state.update("".join([*names, *map(str, contents.left_out)]).encode("utf-8", "surrogatepass"))
+    return Source(kind, label, state.hexdigest(), lambda: contents)
 
 
 def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: bool) -> list[Column]:
@@ -255,16 +177,16 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
         )
     for field in table.schema:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        column = Column(field.name, "other")
-        if field.metadata == JSON_TEXT:
-            column = replace(column, is_json=True)
-        elif not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
-            column = replace(column, content="empty")
+        content: Content = "other"
+        extension, strings = "", tuple[str, ...]()
+        if not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
+            content = "empty"
+        elif field.metadata == JSON_TEXT:
+            pass
         elif is_bytes(field.type):
             value = next(iter(_first(table, field.name, 1)), None)
             data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-            extension = extension_of(data or b"") or (suffix(path) if path else "")
-            column = replace(column, content="bytes", extension=extension)
+            content, extension = "bytes", extension_of(data or b"") or (suffix(path) if path else "")
         elif types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
             strings = tuple(_first(table, field.name, _FIRST))
             path = next(filter(is_path, strings), None)
@@ -273,17 +195,15 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
                     f"{table.label}: the first row holds {field.name!r}, a file like the rows below: add a "
                     f"row above it that names the columns"
                 )
-            if path is None:
-                column = replace(column, content="text", values=strings)
-            else:
-                column = replace(column, content="path", extension=suffix(path), values=strings)
+            content, extension = ("text", "") if path is None else ("path", suffix(path))
         elif types.is_integer(kind) or (types.is_boolean(kind) and field.name.lower() in LABEL_NAMES):
-            column = replace(column, content="integer", classes=classes.get(field.name))
+            content = "integer"
         elif types.is_floating(kind):
-            column = replace(column, content="number")
+            content = "number"
         elif is_numbers(field.type):
-            column = replace(column, content="list")
-        columns.append(column)
+            content = "list"
+        names = classes.get(field.name) if content == "integer" else None
+        columns.append(Column(field.name, content, extension, names, strings, field.metadata == JSON_TEXT))
     return columns
 
 
@@ -311,14 +231,12 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
         return {}  # a note of some other tool, under the same name
 
 
-def _numbered(layout: Layout, table: Table, mapped: Mapping[str, str]) -> Layout:
-    """Return a layout with the strings of its classes numbered, for which all of them are read once.
+def _classes(column: Column, table: Table, mapped: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the strings of a column of classes, sorted: all of them are read.
 
     Raises `SourceError` for integers among them, which would be other classes, unless ``mapped`` maps the column.
     """
-    if layout.label is None or layout.columns[layout.label].content != "text":
-        return layout
-    name, strings = layout.columns[layout.label].name, set[str]()
+    name, strings = column.name, set[str]()
     for batch in table.batches([name]):
         strings.update(string for string in batch.column(0).unique().to_pylist() if string is not None)
         if len(strings) > _MOST_CLASSES:
@@ -332,6 +250,4 @@ def _numbered(layout: Layout, table: Table, mapped: Mapping[str, str]) -> Layout
             f"column {name!r} of {table.label} holds integers as strings, such as {integers[0]!r:.100}, which would be "
             f"numbered in the order of all strings: keep them by columns={{{name!r}: 'index'}}, or number them by 'cls'"
         )
-    columns = list(layout.columns)
-    columns[layout.label] = replace(columns[layout.label], classes=tuple(sorted(strings)))
-    return replace(layout, columns=tuple(columns))
+    return tuple(sorted(strings))

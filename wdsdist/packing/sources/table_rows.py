@@ -6,6 +6,7 @@ A first pass over all rows lists their sizes and keys. The rows of a shard are r
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import itertools
 import json
@@ -13,7 +14,7 @@ import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,19 +24,23 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
+from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
-from wdsdist.curation.tables import Table
+from wdsdist.curation.tables import Kind, Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.contents import check_key
 from wdsdist.packing.encoders import encode
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, broken, numbered, sample_size
-from wdsdist.packing.sources.columns import Column, Layout, suffix
-from wdsdist.packing.sources.source import LeftOut, key_digest, repeated
+from wdsdist.packing.options import OnError
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples, broken, numbered, sample_size
+from wdsdist.packing.sources.columns import KEY, Column, suffix
+from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, LeftOut, key_digest, repeated
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096
 """Members of a ``Dataset`` object with more bytes than the latter are compared by their lengths, but in one row in
 so many."""
+_AT_ONCE = 256
+"""Rows that are taken together where they are written."""
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
 
 
@@ -91,7 +96,7 @@ class Finder:
 
 
 def row_samples(
-    layout: Layout,
+    columns: Sequence[Column],
     finder: Finder,
     batches: Iterable[Any],
     rows: Iterable[int],
@@ -101,53 +106,77 @@ def row_samples(
     """Yield the sample of each row; a row that cannot be a sample is a `broken` one.
 
     Args:
-        layout: how columns become members.
+        columns: the columns that become something.
         finder: finds the files that rows name.
-        batches: the rows as Arrow record batches of the columns that the layout uses, in their order.
+        batches: the rows as Arrow record batches of these columns, in their order.
         rows: the number of each row in the table.
         name_of: returns where a row stands, by its number.
         size_of: returns the bytes of a file, by the number of the row that names it and its path.
     """
-    numbers, key_column = iter(rows), layout.key
-    in_json = [number for number in layout.used if layout.is_object and layout.extensions[number] == "json"]
-    own = [number for number in layout.used if number != key_column and number not in in_json]
-    forms = [(number, layout.columns[number], layout.extensions[number], layout.is_file(number)) for number in own]
-    entries = [(number, layout.columns[number]) for number in in_json]
+    numbers, key_position = iter(rows), next((n for n, column in enumerate(columns) if column.member == KEY), None)
+    entries = [(position, column) for position, column in enumerate(columns) if column.is_entry]
+    own = [
+        (position, column, column.member, column.is_file)
+        for position, column in enumerate(columns)
+        if position != key_position and not column.is_entry
+    ]
     for batch in batches:
-        values: list[Iterable[Any]] = [itertools.repeat(None)] * len(layout.columns)
-        for position, arrow in zip(layout.used, batch.columns, strict=True):
-            values[position] = _values(layout.columns[position], arrow)
+        values = [_values(column, arrow) for column, arrow in zip(columns, batch.columns, strict=True)]
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
-            key = "" if key_column is None or row[key_column] is None else str(row[key_column])
+            key = "" if key_position is None or row[key_position] is None else str(row[key_position])
             try:
                 members = list[tuple[str, Payload]]()
-                for position, column, extension, is_file in forms:
-                    if (member := _member(row[position], column, extension, finder, is_file=is_file)) is not None:
-                        members.append(member)
+                for position, column, extension, is_file in own:
+                    value = row[position]
+                    if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
+                        is_file = value["bytes"] is None
+                        value = value["path" if is_file else "bytes"]
+                    if value is None:
+                        continue
+                    if is_file:
+                        path = _path(value, column, finder)
+                        own_extension = suffix(path)
+                        if not own_extension and extension.endswith("*"):
+                            raise RowError(
+                                f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}"
+                            )
+                        extension = extension.replace("*", own_extension)
+                        members.append((extension, FilePayload(path, size_of(number, path))))
+                    elif column.content == "bytes":
+                        members.append((extension, value))
+                    else:
+                        members.append((extension, _encoded(extension, _plain(column, value), column)))
                 if entries:
                     content = {column.name: _plain(column, row[position]) for position, column in entries}
                     members.append(("json", _encoded("json", content, entries[0][1])))
-                members = [
-                    (extension, FilePayload(data.path, size_of(number, data.path)))
-                    if isinstance(data, FilePayload) else (extension, data)
-                    for extension, data in members
-                ]  # fmt: skip
                 if not members:
                     raise RowError("all values that could be a member are missing: remove the row")
-                if key_column is not None:
-                    _check_key(key, layout.columns[key_column].name)
+                if key_position is not None:
+                    try:
+                        check_key(key)
+                    except SourceError as error:
+                        name = columns[key_position].name
+                        raise RowError(
+                            f"column {name!r} holds what cannot be a key: {error}. Leave such rows out with "
+                            f"on_error='skip', or the column with columns={{{name!r}: ''}}"
+                        ) from error
             except RowError as error:
                 yield broken(key or numbered(number), SourceError(f"{name_of(number)}: {error}"))
             else:
-                yield numbered(number) if key_column is None else key, sorted(members, key=lambda member: member[0])
+                yield numbered(number) if key_position is None else key, sorted(members, key=lambda member: member[0])
 
 
 def _values(column: Column, arrow: Any) -> Iterable[Any]:
     """Return the values of an Arrow array: arrays of numbers, and bytes one at a time, for they may be large."""
     if column.content == "bytes":
         return (value.as_py() for value in arrow)
-    if is_numbers(arrow.type):
-        return map(_numbers, arrow)
+    if is_numbers(arrow.type):  # as arrays, unless whole numbers are missing: as floats, large ones would change
+        is_integer = tables.pyarrow().types.is_integer(arrow.type.value_type)
+        return (
+            value.values.to_numpy(zero_copy_only=False)
+            if value.is_valid and not (is_integer and value.values.null_count) else value.as_py()
+            for value in arrow
+        )  # fmt: skip
     values: list[Any] = arrow.to_pylist()  # at a third of the cost of one value at a time
     if column.is_json:
         return (value if value is None else json.loads(value) for value in values)
@@ -156,32 +185,8 @@ def _values(column: Column, arrow: Any) -> Iterable[Any]:
     return values
 
 
-def _numbers(value: Any) -> Any:
-    """Return an Arrow list of numbers as a NumPy array, unless whole numbers are missing."""
-    if not value.is_valid or (value.values.null_count and tables.pyarrow().types.is_integer(value.values.type)):
-        return value.as_py()  # as floats, with NaN for missing ones, large ones would change
-    return value.values.to_numpy(zero_copy_only=False)
-
-
-def _member(value: Any, column: Column, extension: str, finder: Finder, *, is_file: bool) -> tuple[str, Payload] | None:
-    """Return the extension and the data of a member, or ``None`` for a missing value; a file has no size yet."""
-    if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
-        if value["bytes"] is None and value["path"] is not None:
-            return extension, _file(value["path"], column, finder)
-        value = value["bytes"]
-    if value is None:
-        return None
-    if column.content == "bytes":
-        return extension, value
-    if not is_file:
-        return extension, _encoded(extension, _plain(column, value), column)
-    own = suffix(value) if isinstance(value, str) else ""
-    if not own and extension.endswith("*"):
-        raise RowError(f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}")
-    return extension.replace("*", own), _file(value, column, finder)
-
-
-def _file(value: Any, column: Column, finder: Finder) -> FilePayload:
+def _path(value: Any, column: Column, finder: Finder) -> str:
+    """Return the path of the file that a value names. Raises `RowError` for a value that names none."""
     if not isinstance(value, str) or "\0" in value:
         raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
     if storage.is_remote(value):
@@ -195,17 +200,7 @@ def _file(value: Any, column: Column, finder: Finder) -> FilePayload:
             f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
             f"is a link to such a file: name the folder that holds all files with root="
         )
-    return FilePayload(path, -1)
-
-
-def _check_key(key: str, column: str) -> None:
-    try:
-        check_key(key)
-    except SourceError as error:
-        raise RowError(
-            f"column {column!r} holds what cannot be a key: {error}. Leave such rows out with on_error='skip', or "
-            f"the column with columns={{{column!r}: ''}}"
-        ) from error
+    return path
 
 
 def _plain(column: Column, value: Any) -> Any:
@@ -243,33 +238,77 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
         raise RowError(f"column {column.name!r}: {error}: {advice}") from error
 
 
-class Listed(NamedTuple):
-    """What is known of the rows of a table once all have been read."""
+class TableFiles(NamedTuple):
+    """The files of a table as they travel to the processes that write, which open them once each."""
 
-    sizes: Int64s
-    """int64 [rows]: bytes that each row takes in a tar."""
-    file_sizes: Int64s
-    """int64 [rows, members that may be files]: bytes of each file that a row names, then -1."""
-    weights: Int64s
-    """int64 [groups]: bytes of memory of each group of rows."""
-    layouts: Counter[tuple[str, ...]]
-    """The number of rows by their members."""
-    wrong: dict[int, LeftOut]
-    """The rows that are left out, by their numbers."""
-    digest: str
-    """A digest of the files that the rows name, and of the values if they are digested."""
+    stamps: tuple[FileStamp, ...]
+    kind: Kind
+
+    def check(self) -> None:
+        for stamp in self.stamps:
+            stamp.check()
 
 
-def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, digests: bool) -> Listed:
-    """Read all rows of a table; ``digests`` says to digest the values, if no file's stamp identifies the rows.
+@functools.lru_cache(maxsize=4)
+def _opened(files: TableFiles) -> Table:
+    return tables.open_table([Path(stamp.path) for stamp in files.stamps], kind=files.kind)
+
+
+def _samples(
+    source: Any, columns: Sequence[Column], root: str, label: str, rows: Int64s, file_sizes: Int64s
+) -> Iterator[Sample]:
+    """Yield some rows of a table as samples.
+
+    Args:
+        source: `TableFiles`, a carried ``Dataset``, or the rows of a text file, which other processes cannot read.
+        columns: the columns that become something.
+        root: the folder that paths start from.
+        label: names the table in messages.
+        rows: int64: numbers of the rows in the table.
+        file_sizes: int64 [rows, members that may be files]: bytes of each file that a row had when it was listed,
+            then -1.
+    """
+    numbers, parts = rows.tolist(), iter([source])
+    sizes = dict(zip(numbers, map(iter, file_sizes.tolist()), strict=True))
+    if isinstance(source, TableFiles):
+        source.check()
+    if isinstance(source, (TableFiles, Carried)):
+        table = source.value if isinstance(source, Carried) else _opened(source)
+        used, starts = [column.name for column in columns], range(0, len(rows), _AT_ONCE)
+        parts = (table.take(rows[start : start + _AT_ONCE], used) for start in starts)
+    # Rows of chunked arrays would be searched chunk by chunk.
+    batches = (batch for part in parts for batch in part.combine_chunks().to_batches(max_chunksize=_AT_ONCE))
+    yield from row_samples(
+        columns, Finder(root), batches, numbers, lambda row: f"{label}, sample {row:,}", lambda row, _: next(sizes[row])
+    )
+
+
+def list_rows(
+    source: TableFiles | Carried[Table],
+    table: Table,
+    columns: Sequence[Column],
+    finder: Finder,
+    on_error: OnError,
+    block_bytes: int | None,
+) -> tuple[Contents, str]:
+    """Read all rows of a table; return its samples, and a digest of the files that the rows name.
+
+    Args:
+        source: what the processes that write read: files; or a ``Dataset``, whose values are digested too.
+        table: the same, open.
+        columns: the columns that become something.
+        finder: finds the files that rows name.
+        on_error: whether rows that cannot be samples are left out.
+        block_bytes: memory for the groups of rows that are read in turn; ``None`` if any row can be read by itself.
 
     Raises `SourceError` for the first row that cannot be a sample, unless such are left out; if no row can be one; and
     for a table that gives fewer rows than it lists.
     """
-    state, wrong, layouts = hashlib.sha256(), dict[int, LeftOut](), Counter[tuple[str, ...]]()
+    state, wrong, counted = hashlib.sha256(), dict[int, LeftOut](), Counter[str]()
     sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
-    weights, above = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep
-    most_files = sum(layout.is_file(number) or layout.columns[number].content == "bytes" for number in layout.used)
+    weights, above, names = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep, [c.name for c in columns]
+    key_name = next((column.name for column in columns if column.member == KEY), None)
+    most_files = sum(column.is_file or column.content == "bytes" for column in columns)
 
     def leave_out(number: int, key: str, reason: str) -> None:
         if on_error == "raise":
@@ -278,10 +317,10 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
 
     def batches() -> Iterator[Any]:
         rows, first = 4096, 0
-        if any(column.content == "bytes" for column in layout.columns):  # few such rows fit in memory together
-            first_row = next(table.batches(layout.names, rows=1), None)
+        if any(column.content == "bytes" for column in columns):  # few such rows fit in memory together
+            first_row = next(table.batches(names, rows=1), None)
             rows = max(1, min(1024, _BATCH_BYTES // max(1, first_row.nbytes if first_row else 1)))
-        for batch in table.batches(layout.names, rows=rows):
+        for batch in table.batches(names, rows=rows):
             weights[int(np.searchsorted(table.starts, first, side="right")) - 1] += batch.nbytes
             first += len(batch)
             yield batch
@@ -293,15 +332,15 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
         files.append(status.st_size)
         return status.st_size
 
-    samples = row_samples(layout, finder, batches(), itertools.count(), table.row_name, size_of)
+    samples = row_samples(columns, finder, batches(), itertools.count(), table.row_name, size_of)
     for number, (key, members) in enumerate(samples):
         if isinstance(data := members[0][1], BrokenPayload):
             leave_out(number, key, data.reason)
             key, members = f"{number}\0", []
             files.clear()
         else:
-            layouts[tuple(extension for extension, _ in members)] += 1
-        for extension, data in members if digests else ():
+            counted.update(extension.lower() for extension, _ in members)
+        for extension, data in members if isinstance(source, Carried) else ():
             content = data if isinstance(data, bytes) else b""  # of a file, the stamp is digested
             is_whole = len(content) <= _SMALL or number % _SAMPLED == 0
             state.update(f"{key}.{extension} {len(content)}\n".encode("utf-8", "surrogatepass"))
@@ -309,14 +348,14 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
         file_sizes.extend(files + [-1] * (most_files - len(files)))  # a row may lack some
         files.clear()
         sizes.append(sample_size((key, members)))
-        if layout.key is not None:
+        if key_name is not None:
             keys.append(key_digest(key))
     if len(sizes) != table.num_rows:
         raise SourceError(
             f"{table.label} gives {len(sizes):,} rows, but its metadata lists {table.num_rows:,}: fetch it again"
         )
     for first, number in repeated(keys):
-        key = str(table.take(np.array([number]), [layout.columns[layout.key or 0].name]).column(0)[0].as_py())
+        key = str(table.take(np.array([number]), [str(key_name)]).column(0)[0].as_py())
         leave_out(
             number,
             key,
@@ -327,13 +366,29 @@ def list_rows(table: Table, layout: Layout, finder: Finder, on_error: str, *, di
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
     measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
-    return Listed(np.frombuffer(sizes, np.int64), measured, weights, layouts, wrong, state.hexdigest())
+
+    def take(rows: Int64s) -> Samples:
+        read_from: Any = source
+        if isinstance(source, TableFiles) and source.kind in ("csv", "tsv", "jsonl"):
+            source.check()
+            read_from = table.take(rows, names)
+        return Samples(_samples, (read_from, columns, finder.root, table.label, rows, measured[rows]))
+
+    contents = Contents(
+        sizes=np.frombuffer(sizes, np.int64),
+        take=take,
+        left_out=tuple(wrong[number] for number in sorted(wrong)),
+        blocks=None if block_bytes is None else Blocks(table.starts, weights, block_bytes),
+        members=counted,
+    )
+    kept = np.delete(np.arange(len(sizes)), list(wrong))
+    return contents.only(kept) if wrong else contents, state.hexdigest()
 
 
 def _status(path: str) -> os.stat_result:
     """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - as above
+        status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files is slow
     except FileNotFoundError as error:
         raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
     except (OSError, ValueError) as error:

@@ -17,20 +17,17 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.pools import Carried, pool
 from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample
-from wdsdist.packing.sources.listing import first_of_layouts
+from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest, repeated
 from wdsdist.shards import interop, scan, spellings
 from wdsdist.shards import manifest as manifests
@@ -51,105 +48,97 @@ _BESIDE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSamples:
-    """Some samples of WebDataset shards."""
+_Stored = tuple[str, str, str, list[tuple[str, int, int]]]
+"""A sample's key, its key in its shard, the path of the shard, and (extension, offset, size) of each member."""
 
-    samples: list[tuple[str, str, str, list[tuple[str, int, int]]]]
-    """Key, key in the shard, path of the shard, and (extension, offset, size) of each member."""
 
-    def __iter__(self) -> Iterator[Sample]:
-        for key, stored_key, path, members in self.samples:
-            payloads: list[tuple[str, Payload]] = [
-                (extension, FilePayload(path, size, offset)) for extension, offset, size in members
-            ]
-            extension, offset, size = members[0]
-            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - it costs half
-                file = stream.fileno()  # reading the data says what is wrong with it
-                headers = functools.partial(_read, file)
-                if not is_member_at(headers, offset, f"{stored_key}.{extension}", size):
-                    reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
-                    payloads[0] = extension, BrokenPayload(reason, size)
-            yield key, payloads
+def _samples(samples: list[_Stored]) -> Iterator[Sample]:
+    for key, stored_key, path, members in samples:
+        payloads: list[tuple[str, Payload]] = [
+            (extension, FilePayload(path, size, offset)) for extension, offset, size in members
+        ]
+        extension, offset, size = members[0]
+        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - it costs half
+            headers = functools.partial(_read, stream.fileno())  # reading the data says what is wrong with it
+            if not is_member_at(headers, offset, f"{stored_key}.{extension}", size):
+                reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
+                payloads[0] = extension, BrokenPayload(reason, size)
+        yield key, payloads
 
 
 def _read(file: int, start: int, stop: int) -> bytes:
     return os.pread(file, stop - start, start)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shards:
-    """All samples of a data set in WebDataset shards."""
+def contents_of(
+    paths: Sequence[str],
+    indexes: Sequence[ShardIndex],
+    notes: Mapping[str, Any],
+    left_out: Sequence[LeftOut] = (),
+    *,
+    escape: bool = False,
+) -> Contents:
+    """Return all samples of shards.
 
-    paths: list[str]
-    indexes: list[ShardIndex]
-    escape: bool = False
-    """Whether keys hold dots, and are packed as `escaped` writes them."""
+    Args:
+        paths: the shards.
+        indexes: of each shard.
+        notes: the entries of the source's ``index.json`` that stay true.
+        left_out: what is left out.
+        escape: whether keys hold dots, and are packed as `escaped` writes them.
+    """
+    starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
+    # With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
+    digests, separator = array("Q"), "~"  # or so many of them that no key holds it
+    for index in indexes:
+        letters = index.key_bytes.tobytes()
+        for begin, end in itertools.pairwise(index.key_starts.tolist()):
+            key = packed_key(letters[begin:end].decode("utf-8", "surrogateescape"), escape=escape)
+            while separator in key:
+                separator += "~"
+            digests.append(key_digest(key))
+    renamed = {number for _, number in repeated(digests)}
 
-    def contents(self, notes: Mapping[str, Any], left_out: Sequence[LeftOut]) -> Contents:
-        """Return the contents to pack. ``notes`` are the entries of the source's ``index.json`` that stay true."""
-        starts = np.cumsum([0, *(index.num_samples for index in self.indexes)], dtype=np.int64)
-        renamed, separator = self.repeated_keys()
+    def sample(number: int) -> _Stored:
+        shard = int(np.searchsorted(starts, number, side="right")) - 1
+        index, row = indexes[shard], number - int(starts[shard])
+        stored = index.key(row)
+        suffix = f"{separator}{shard + 1}" if number in renamed else ""
+        return packed_key(stored, escape=escape) + suffix, stored, paths[shard], index.members(row)
 
-        def sample(number: int) -> tuple[str, str, str, list[tuple[str, int, int]]]:
-            shard = int(np.searchsorted(starts, number, side="right")) - 1
-            index, row = self.indexes[shard], number - int(starts[shard])
-            stored = index.key(row)
-            suffix = f"{separator}{shard + 1}" if number in renamed else ""
-            return packed_key(stored, escape=self.escape) + suffix, stored, self.paths[shard], index.members(row)
-
-        sizes, layouts = np.empty(starts[-1], np.int64), Counter[tuple[str, ...]]()
-        for start, index in zip(starts.tolist(), self.indexes, strict=False):
-            if not index.num_samples:
-                continue
-            stop = start + index.num_samples
-            stored = index.sizes + BLOCK + -index.sizes % BLOCK
-            sizes[start:stop] = np.add.reduceat(stored, index.sample_starts[:-1])
-            for number in (start + self._odd(index, len(separator) + len(str(len(self.paths))))).tolist():
-                key, _, _, members = sample(number)
-                sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
-            firsts = first_of_layouts(index.extension_ids, index.sample_starts)
-            for first, count in zip(*(part.tolist() for part in firsts), strict=True):
-                layouts[tuple(sorted(extension.lower() for extension, _, _ in index.members(first)))] += count
-        skipped = sum((Counter(index.skipped) for index in self.indexes), Counter[str]())
-        return Contents(
-            sizes=sizes,
-            take=lambda numbers: ShardSamples([sample(number) for number in numbers.tolist()]),
-            notes={
-                **notes,
-                **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
-                **({"renamed_keys": len(renamed)} if renamed else {}),
-            },
-            left_out=tuple(left_out),
-            layouts=lambda: layouts,
-            facts={"shards": f"{len(self.paths):,}"},
-        )
-
-    def _odd(self, index: ShardIndex, suffix: int) -> Int64s:
-        """int64: the samples whose members may need more than plain headers, with so many bytes behind their keys."""
-        lengths = np.diff(index.key_starts) * (3 if self.escape else 1) + suffix  # an escape takes three bytes for one
+    sizes, counted = np.empty(starts[-1], np.int64), Counter[str]()
+    for start, index in zip(starts.tolist(), indexes, strict=False):
+        if not index.num_samples:
+            continue
+        stop = start + index.num_samples
+        stored = index.sizes + BLOCK + -index.sizes % BLOCK
+        sizes[start:stop] = np.add.reduceat(stored, index.sample_starts[:-1])
+        # The samples whose members may need more than plain headers: an escape takes three bytes for one.
+        lengths = np.diff(index.key_starts) * (3 if escape else 1) + len(separator) + len(str(len(paths)))
         extensions = [extension.encode() for extension in index.extensions]
         longest = max(len(extension) + (0 if extension.isascii() else PLAIN_NAME) for extension in extensions)
         odd = lengths + 1 + longest > PLAIN_NAME
         odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
         odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
-        return np.flatnonzero(odd)
-
-    def repeated_keys(self) -> tuple[set[int], str]:
-        """Return the numbers of samples with duplicate keys, and the separator before a shard number in their new keys.
-
-        That is ``~``, or so many of them that no key holds it. With ten million keys, one may be taken for another in
-        some 400,000 data sets: it is renamed without need.
-        """
-        digests, separator = array("Q"), "~"
-        for index in self.indexes:
-            letters, ends = index.key_bytes.tobytes(), index.key_starts.tolist()
-            for start, stop in itertools.pairwise(ends):
-                key = packed_key(letters[start:stop].decode("utf-8", "surrogateescape"), escape=self.escape)
-                while separator in key:
-                    separator += "~"
-                digests.append(key_digest(key))
-        return {number for _, number in repeated(digests)}, separator
+        for number in (start + np.flatnonzero(odd)).tolist():
+            key, _, _, members = sample(number)
+            sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+        counts = np.bincount(index.extension_ids, minlength=len(index.extensions)).tolist()
+        for extension, count in zip(index.extensions, counts, strict=True):
+            counted[extension.lower()] += count
+    skipped = sum((Counter(index.skipped) for index in indexes), Counter[str]())
+    return Contents(
+        sizes=sizes,
+        take=lambda numbers: Samples(_samples, ([sample(number) for number in numbers.tolist()],)),
+        notes={
+            **notes,
+            **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
+            **({"renamed_keys": len(renamed)} if renamed else {}),
+        },
+        left_out=tuple(left_out),
+        members=+counted,
+        facts={"shards": f"{len(paths):,}"},
+    )
 
 
 def packed_key(stored: str, *, escape: bool = False) -> str:
@@ -163,20 +152,19 @@ def packed_key(stored: str, *, escape: bool = False) -> str:
     return escaped(stored) if escape else stored
 
 
-def find(candidate: Candidate, options: Options) -> Source | None:
+def find(shards: Any, options: Options) -> Source | None:
     """List the samples of WebDataset shards; return ``None`` for another source.
 
     Shards are what has an ``index.json`` that lists tars, a folder of tars, a brace pattern, and a list of locations.
     A single tar is taken for an archive, which gives the same samples, unless ``options.kind`` says otherwise.
     """
-    shards = candidate.given
     try:
         if isinstance(shards, (str, os.PathLike)):
-            if candidate.names is not None or not spellings.is_pattern(os.fspath(shards)):
+            local = Candidate.of(shards)
+            names = None if local is None else local.names
+            if names is not None or not spellings.is_pattern(os.fspath(shards)):
                 location = storage.normalise(shards)
-                shards = _shards_at(location, candidate, options) or (
-                    location if options.kind == "webdataset" else None
-                )
+                shards = _shards_at(location, names, options) or (location if options.kind == "webdataset" else None)
         elif isinstance(shards, (list, tuple)):
             shards = shards if shards and all(isinstance(shard, (str, os.PathLike)) for shard in shards) else None
         elif not isinstance(shards, Manifest):
@@ -189,14 +177,33 @@ def find(candidate: Candidate, options: Options) -> Source | None:
         raise SourceError(str(error)) from error
 
 
-def _shards_at(location: str, candidate: Candidate, options: Options) -> spellings.Shards | None:
-    """Return the WebDataset shards of a location: tars, the shards of an ``index.json``, or a view; or ``None``."""
+def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> spellings.Shards | None:
+    """Return the WebDataset shards of a location: tars, the shards of an ``index.json``, or a view; or ``None``.
+
+    ``names`` are of what lies in a local folder. Raises `SourceError` for tars among other files, which packing would
+    pass over, and if others of them are still to be written.
+    """
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
-    if candidate.names is not None and manifests.FILE_NAME not in candidate.names:
-        return _tars(location, candidate.names, options)
-    if not is_remote and candidate.names is None and view_file.is_view(location, storage.named(None, [])):
+    if names is not None and manifests.FILE_NAME not in names:
+        if not any(map(is_tar, names)):
+            return None
+        try:
+            tars = interop.tars_in(location)
+        except NotFoundError as error:
+            raise SourceError(str(error)) from error
+        others = sorted(name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name))
+        if tars and others:
+            raise SourceError(
+                f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
+                f"{others[0]}: name the tars, for instance by a pattern, or move them away"
+            )
+        own = storage.named(options.storage_options, [location])
+        advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
+        interop.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)
+        return tars
+    if not is_remote and names is None and view_file.is_view(location, storage.named(None, [])):
         return location  # of one in a store only its user knows: such a URL may be anything
     index = location if location.endswith(".json") else storage.join(location, manifests.FILE_NAME)
     try:
@@ -206,32 +213,8 @@ def _shards_at(location: str, candidate: Candidate, options: Options) -> spellin
     return listed if any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
-def _tars(location: str, names: Sequence[str], options: Options) -> list[str]:
-    """Return the tars in a local folder without an ``index.json``; warn if they look like several splits.
-
-    Raises `SourceError` if they lie among other files, which packing would pass over, and if others of them are still
-    to be written.
-    """
-    if not any(map(is_tar, names)):
-        return []
-    try:
-        tars = interop.tars_in(location)
-    except NotFoundError as error:
-        raise SourceError(str(error)) from error
-    others = sorted(name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name))
-    if tars and others:
-        raise SourceError(
-            f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
-            f"{others[0]}: name the tars, for instance by a pattern, or move them away"
-        )
-    own = storage.named(options.storage_options, [location])
-    advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
-    interop.warn_of_splits(location, [Path(one).name for one in tars], own, advice)
-    return tars
-
-
 def _source(manifest: Manifest, options: Options) -> Source:
-    """Return the source of a data set: what is damaged is an error, or left out."""
+    """Return the source of a data set. Raises `SourceError` for what is damaged, unless such is left out."""
     skip, location = options.on_error == "skip", storage.shown(manifest.base)
     parts = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
@@ -248,8 +231,16 @@ def _source(manifest: Manifest, options: Options) -> Source:
             continue
         if skip and "shuffle_seed" not in part.extra:  # what its own packing left out is not in it
             left_out += [LeftOut(key or path.name, f"{path.name}: {reason}") for key, reason in index.left_out]
+        if part.picks is not None:
+            samples = part.picks.of_shard(own_number)
+            if len(twice := np.flatnonzero(np.diff(samples) == 0)):
+                raise SourceError(
+                    f"the view repeats or explodes samples, such as {index.key(int(samples[twice[0]]))!r}, which have "
+                    f"one key each: pack the view that it was made of, and repeat or explode samples of what that gives"
+                )
+            index = index.of_samples(samples)
         paths.append(str(path))
-        indexes.append(_chosen(part, own_number, index))
+        indexes.append(index)
         state.update(f"{indexes[-1].num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if not any(index.num_samples for index in indexes):
         reason = f": {left_out[0].reason}" if left_out else ""
@@ -263,8 +254,8 @@ def _source(manifest: Manifest, options: Options) -> Source:
         state.update(manifest.fingerprint.encode())
 
     folders = frozenset(storage.split(manifest.location(number))[0] for number in numbers)
-    shards = Shards(paths, indexes, escape)
-    return Source("webdataset", location, state.hexdigest(), lambda _: shards.contents(notes, left_out), folders)
+    load = functools.partial(contents_of, paths, indexes, notes, left_out, escape=escape)
+    return Source("webdataset", location, state.hexdigest(), load, folders)
 
 
 def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
@@ -292,17 +283,3 @@ def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, S
         if not skip:
             raise
         return path, error
-
-
-def _chosen(manifest: Manifest, number: int, index: ShardIndex) -> ShardIndex:
-    """Return the index of the samples that a view has of a shard. Raises `SourceError` if one is repeated."""
-    if manifest.picks is None:
-        return index
-    samples = manifest.picks.of_shard(number)
-    repeated = np.flatnonzero(np.diff(samples) == 0)
-    if len(repeated):
-        raise SourceError(
-            f"the view repeats or explodes samples, such as {index.key(int(samples[repeated[0]]))!r}, which have one "
-            f"key each: pack the view that it was made of, and repeat or explode samples of what that gives"
-        )
-    return index.of_samples(samples)

@@ -43,7 +43,7 @@ _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
 
 _NOTES: dict[str, Any] = {
-    **{name: [str] for name in ("classes", "fields", "appended")},
+    **{name: [str] for name in ("classes", "fields")},
     **dict.fromkeys(("num_samples", "payload_bytes", "with_checksums", "left_out", "renamed_keys", "scattered"), int),
     "generations": [int],
     "skipped": {"": int},
