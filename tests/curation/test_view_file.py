@@ -80,7 +80,7 @@ def test_a_view_of_remote_data_is_opened_by_who_allows_it(folder: Path, tmp_path
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))
     header = {"data": data, "fingerprint": "", "made_by": []}
-    array_file.save(tmp_path / "view", MAGIC, VERSION, header, picks.arrays)
+    (tmp_path / "view").write_bytes(array_file.dumps(MAGIC, VERSION, header, picks.arrays))
     with pytest.raises(IndexFormatError):
         wdsdist.open(tmp_path / "view", allow_elsewhere=True)
 
@@ -137,13 +137,8 @@ def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -
         "numbers": np.arange(3, dtype=np.uint32),
     }
     assert (np.diff(arrays["starts"]) > 0).all()
-    array_file.save(
-        tmp_path / "view",
-        MAGIC,
-        1,
-        {"data": "index.json", "fingerprint": "", "made_by": []},
-        arrays,
-    )
+    header = {"data": "index.json", "fingerprint": "", "made_by": []}
+    (tmp_path / "view").write_bytes(array_file.dumps(MAGIC, 1, header, arrays))
     with pytest.raises(IndexFormatError, match="is a damaged view"):
         Picks.load(tmp_path / "view")
 

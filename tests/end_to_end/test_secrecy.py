@@ -29,7 +29,7 @@ from wdsdist.errors import WdsdistError
 from wdsdist.packing import sources
 from wdsdist.shards import scan
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.storage import Deadline
+from wdsdist.storage import Deadline, engine
 
 TOKEN = secrets.token_hex(16)
 LOUD = logging.getLogger("test.secrecy")
@@ -84,8 +84,8 @@ def calls(url: str, folder: Path) -> dict[str, Callable[[], object]]:
     return {
         "read": lambda: storage.read(location, deadline=soon),
         "read of a range": lambda: storage.read(location, stop=9),
-        "fetch": lambda: storage.fetch(location, folder / "a.tar", deadline=soon),
-        "fetch of a size": lambda: storage.fetch(location, folder / "a.tar", size=20 << 20, deadline=soon),
+        "fetch": lambda: engine.fetch(location, folder / "a.tar", deadline=soon),
+        "fetch of a size": lambda: engine.fetch(location, folder / "a.tar", size=20 << 20, deadline=soon),
         "stat": lambda: storage.stat(location),
         "index_remote": lambda: scan.scan_remote(location, 10 << 20),
         "pin": lambda: Shards(manifest, folder / "cache", timeout=0.3).shard(0),
@@ -135,15 +135,15 @@ def test_what_a_back_end_raises_is_left_behind_with_all_that_it_holds(tmp_path: 
         for call in (
             lambda: storage.read(location),
             lambda: storage.read(location, stop=1),
-            lambda: storage.read_until(location, lambda content, stamp: content),
+            lambda: storage.read_until(location, lambda content, is_final: content),
             lambda: storage.stat(location),
             lambda: storage.list(location),
             lambda: storage.list(location, recursive=True),
             lambda: storage.put(location, b""),
             lambda: storage.delete(location),
             lambda: upload(location),
-            lambda: storage.fetch(location, tmp_path / "a", size=1, deadline=Deadline(0.1)),
-            lambda: storage.fetch(location, tmp_path / "a", deadline=Deadline(0.1)),
+            lambda: engine.fetch(location, tmp_path / "a", size=1, deadline=Deadline(0.1)),
+            lambda: engine.fetch(location, tmp_path / "a", deadline=Deadline(0.1)),
         ):
             check(call)
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_opened_keeps_neither_location_nor_options(tmp_path: Path
         f"s3://bucket/a.tar?{TOKEN}",
     ):
         bound = storage.named(options, [location])
-        check(partial(storage.fetch, location, tmp_path / "a", bound, deadline=Deadline(0.1)))
+        check(partial(engine.fetch, location, tmp_path / "a", bound, deadline=Deadline(0.1)))
         check(partial(storage.read, location, bound, deadline=Deadline(0.1)))
 
 

@@ -9,11 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
-from wdsdist import storage
+from wdsdist.storage import engine
 
 
 def fetch() -> None:
-    storage.fetch(sys.argv[1], Path(sys.argv[2]), size=10**6)
+    engine.fetch(sys.argv[1], Path(sys.argv[2]), size=10**6)
 
 
 if __name__ == "__main__":

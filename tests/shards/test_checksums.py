@@ -96,7 +96,7 @@ def test_without_checksums_another_tar_is_found_by_its_headers(index: ShardIndex
     old = without(index)
     other = plain_tar([("0.txt", b"zerO"), ("1.cls", b"7")]) + bytes(tar.stat().st_size)
     assert checksums.wrong(old, np.array([0, 1]), other).tolist() == [1]
-    assert "the tar header of member 'cls' of sample '0'" in str(checksums.damage(old, 1, "00.tar"))
+    assert "the data of member 'cls' of sample '0'" in str(checksums.damage(old, 1, "00.tar"))
 
 
 def test_verify_finds_checksums_that_are_not_those_of_the_tar(tar: Path) -> None:

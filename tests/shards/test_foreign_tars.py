@@ -98,7 +98,7 @@ def test_what_only_bears_the_name_of_a_compressed_shard_is_damage_and_never_pass
 ) -> None:
     (tmp_path / "a.tar").write_bytes(plain_tar([("a.jpg", b"1")]))
     (tmp_path / name).write_bytes(b"compressed")
-    what = rf"{name} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain \.tar; or"
+    what = rf"{name} is not compressed by gzip or zstd: fetch it again, or unpack it to a plain \.tar"
     with pytest.raises(ShardDamagedError, match=what):
         wdsdist.index(tmp_path)
 

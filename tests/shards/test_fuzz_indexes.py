@@ -23,18 +23,12 @@ from wdsdist.errors import IndexFormatError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.index import ShardIndex, Stored
-from wdsdist.shards.index.build import from_entries
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.tar.reader import entries
+from wdsdist.shards.scan import from_tar
 
 PREAMBLE = struct.Struct("<8sIIII")
 CONTENT = plain_tar((f"{number}.{extension}", b"1") for number in range(20) for extension in ("jpg", "cls"))
-INDEX = shardindex.dumps(
-    replace(
-        from_entries(entries(CONTENT, label="x"), size=len(CONTENT), sha256="ab" * 32, label="x"),
-        stored=Stored(999, "ef" * 32),
-    )
-)
+INDEX = shardindex.dumps(replace(from_tar(CONTENT, label="x"), sha256="ab" * 32, stored=Stored(999, "ef" * 32)))
 MANIFEST = manifests.dumps(
     Manifest.of("/data", [Shard(f"s-{number}.tar", number, 512 * number, "cd" * 32, 9) for number in range(5)])
 )

@@ -16,8 +16,7 @@ from tests.support.tars import plain_tar
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.index.build import from_entries
-from wdsdist.shards.tar.reader import entries
+from wdsdist.shards.scan import from_tar
 
 Sample = tuple[str, list[tuple[str, int, int]]]
 
@@ -58,7 +57,7 @@ def built(samples: list[Sample], **more: Any) -> ShardIndex:
 
 def of_tar(*names: str) -> ShardIndex:
     content = plain_tar((name, name.encode()) for name in names)
-    return from_entries(entries(content, label="x.tar"), size=len(content), sha256="", label="x.tar")
+    return from_tar(content, label="x.tar")
 
 
 keys = st.text(st.characters(exclude_categories=[]), min_size=1, max_size=8).filter(

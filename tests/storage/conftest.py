@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from wdsdist import storage
+from wdsdist.storage import engine
 
 
 def read_ranges(
     location: str, ranges: list[tuple[int, int | None]], sink: Callable[[int, memoryview], None], *options: Any,
     **more: Any,
-) -> storage.Transfer:  # fmt: skip
+) -> engine.Transfer:  # fmt: skip
     """Fetch ranges, and wait for them."""
-    with storage.begin_ranges(location, ranges, sink, *options, **more) as download:
+    with engine.begin_ranges(location, ranges, sink, *options, **more) as download:
         return download.result()

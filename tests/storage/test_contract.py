@@ -19,7 +19,8 @@ from tests.support.policies import use_policy
 from tests.support.web import served
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.storage import Deadline, StorageOptions
+from wdsdist.storage import Deadline, StorageOptions, engine
+from wdsdist.storage.failures import Failure
 
 TOKEN = secrets.token_hex(16)
 PART = 1000
@@ -55,8 +56,8 @@ class BackEnd:
     def a_tar(self) -> str:
         return f"{self.url}/train/a.tar"
 
-    def fetch(self, to: Path, *, size: int | None = len(CONTENT), seconds: float = 20) -> storage.Transfer:
-        return storage.fetch(self.a_tar, to, self.options, size=size, deadline=Deadline(seconds))
+    def fetch(self, to: Path, *, size: int | None = len(CONTENT), seconds: float = 20) -> engine.Transfer:
+        return engine.fetch(self.a_tar, to, self.options, size=size, deadline=Deadline(seconds))
 
 
 def through(proxy: faults.Proxy) -> Callable[[Kind, int | None], None]:
@@ -165,7 +166,7 @@ def writable(back_end: BackEnd) -> BackEnd:
 def test_what_is_there_is_read(back_end: BackEnd) -> None:
     assert storage.read(back_end.a_tar, back_end.options) == CONTENT
     assert storage.read(back_end.a_tar, back_end.options, deadline=Deadline(20)) == CONTENT
-    assert storage.read_until(back_end.a_tar, lambda content, stamp: content, back_end.options) == CONTENT
+    assert storage.read_until(back_end.a_tar, lambda content, is_final: content, back_end.options) == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -186,9 +187,9 @@ def test_a_range_beyond_the_end_is_an_error(back_end: BackEnd) -> None:
 def test_what_is_not_accepted_is_read_again(back_end: BackEnd) -> None:
     if back_end.plant is None:
         pytest.skip("a local file is read once")
-    answers = [storage.Failure("length", "it is cut"), storage.Failure("length", "it is cut")]
+    answers = [Failure("length", "it is cut"), Failure("length", "it is cut")]
 
-    def accept(content: bytes, stamp: str) -> bytes:
+    def accept(content: bytes, is_final: bool) -> bytes:
         if answers:
             raise answers.pop()
         return content
@@ -259,7 +260,7 @@ def test_what_is_not_there_is_said_at_once(back_end: BackEnd, tmp_path: Path) ->
     none = f"{back_end.url}/train/none.tar"
     for call in (
         lambda: storage.read(none, back_end.options),
-        lambda: storage.read_until(none, lambda content, stamp: content, back_end.options),
+        lambda: storage.read_until(none, lambda content, is_final: content, back_end.options),
         lambda: storage.read(none, back_end.options, stop=5),
         lambda: storage.stat(none, back_end.options),
     ):
@@ -267,7 +268,7 @@ def test_what_is_not_there_is_said_at_once(back_end: BackEnd, tmp_path: Path) ->
             call()
     for size in (5, 5 * PART, None):
         with pytest.raises(NotFoundError, match=r"none\.tar does not exist"):
-            storage.fetch(none, tmp_path / "none", back_end.options, size=size)
+            engine.fetch(none, tmp_path / "none", back_end.options, size=size)
 
 
 @pytest.mark.parametrize("size", [len(CONTENT) + 1, 2 * len(CONTENT), 5])
@@ -302,7 +303,7 @@ def test_no_credentials_are_in_messages(back_end: BackEnd, tmp_path: Path) -> No
     for kind in kinds:
         fault(back_end, kind)
         for call in (
-            lambda: storage.fetch(location, tmp_path / "a.tar", back_end.options, size=9, deadline=Deadline(0.2)),
+            lambda: engine.fetch(location, tmp_path / "a.tar", back_end.options, size=9, deadline=Deadline(0.2)),
             lambda: storage.read(location, back_end.options, deadline=Deadline(0.2)),
         ):
             with pytest.raises(OSError, match=r"a\.tar (cannot be read|does not exist)") as caught:

@@ -25,10 +25,11 @@ from tests.support.faults import Proxy, Rule
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from tests.support.programs import command
-from tests.support.web import served
+from tests.support.web import Answer, Asked, answering, served
 from wdsdist import storage
 from wdsdist.errors import DestinationError, StorageError
-from wdsdist.storage import Deadline, StorageOptions, Transfer, engine
+from wdsdist.storage import Deadline, StorageOptions, engine
+from wdsdist.storage.engine import Transfer
 from wdsdist.storage.store import connecting
 
 PART = 1 << 16
@@ -47,7 +48,7 @@ class Remote:
     """Of the file, as the proxy sees it."""
 
     def fetch(self, to: Path, *, seconds: float = 20, size: int | None = len(CONTENT)) -> Transfer:
-        return storage.fetch(self.location, to, self.bound, size=size, deadline=Deadline(seconds))
+        return engine.fetch(self.location, to, self.bound, size=size, deadline=Deadline(seconds))
 
     @property
     def bound(self) -> StorageOptions:
@@ -162,6 +163,36 @@ def test_faults_that_pass_are_ridden_out_to_the_same_bytes(remote: Remote, tmp_p
     assert done.retries + PARTS == count.requests
 
 
+def test_a_range_that_breaks_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """The server cuts each body after 3 kB: without the offset, no range of 10 kB would ever be whole."""
+    asked: list[str] = []
+
+    def answer(request: Asked) -> Answer:
+        asked.append(request.headers["range"])
+        start, stop = map(int, asked[-1].removeprefix("bytes=").split("-"))
+        length, body = stop + 1 - start, CONTENT[start : stop + 1][:3000]
+        place = {"Content-Range": f"bytes {start}-{stop}/{len(CONTENT)}", "Content-Length": str(length)}
+        return 206, {**place, "Connection": "close"}, body
+
+    pieces = bytearray()
+    with use_policy(first_pause=0.01), answering(answer) as (url, _):
+        done = read_ranges(f"{url}/a.tar", [(5, 10_005)], lambda _, piece: pieces.extend(piece), size=len(CONTENT))
+    assert (bytes(pieces), done) == (CONTENT[5:10_005], Transfer(10_000, 3))
+    assert asked == ["bytes=5-10004", "bytes=3005-10004", "bytes=6005-10004", "bytes=9005-10004"]
+
+
+def test_a_file_that_breaks_begins_again_if_the_server_has_no_ranges(tmp_path: Path) -> None:
+    length, cuts = {"Content-Length": str(len(CONTENT)), "Connection": "close"}, [True, True, False, False]
+    with (
+        use_policy(first_pause=0.01, part_bytes=2 * len(CONTENT)),
+        answering(lambda _: (200, length, CONTENT[:9000] if cuts.pop(0) else CONTENT)) as (url, asked),
+    ):
+        done = engine.fetch(f"{url}/a.tar", tmp_path / "a.tar", size=len(CONTENT))
+    assert (tmp_path / "a.tar").read_bytes() == CONTENT
+    assert ("range" in asked[0].headers, "range" in asked[1].headers, "range" in asked[2].headers) == (0, 1, 0)
+    assert done == Transfer(len(CONTENT), 2)
+
+
 @pytest.mark.parametrize("rule", [Rule("stall", 100), Rule("refuse"), Rule("status", 500), Rule("cut", 100)])
 def test_faults_that_stay_are_an_error_within_the_deadline_that_says_what_to_do(
     remote: Remote, tmp_path: Path, rule: Rule
@@ -170,7 +201,7 @@ def test_faults_that_stay_are_an_error_within_the_deadline_that_says_what_to_do(
     began = time.monotonic()
     deadline = Deadline(1.5, "download_timeout")
     with pytest.raises(StorageError) as caught:
-        storage.fetch(remote.location, tmp_path / "a.tar", remote.bound, size=len(CONTENT), deadline=deadline)
+        engine.fetch(remote.location, tmp_path / "a.tar", remote.bound, size=len(CONTENT), deadline=deadline)
     assert time.monotonic() - began < 60  # on a busy machine too
     assert re.fullmatch(
         rf"{remote.location} cannot be read: .* \(\d+ attempts? in \d+(\.\d)? s; download_timeout=1\.5 is the limit; "
@@ -205,7 +236,7 @@ def test_late_bytes_of_a_blocked_back_end_are_not_written(monkeypatch: pytest.Mo
     monkeypatch.setitem(engine._pools, False, engine._Pool())
     with MemoryStore({"a.tar": b"content"}) as store:
         store.plant(late)
-        with storage.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
+        with engine.begin_ranges(f"{store.url}/a.tar", [(0, 7)], lambda _, piece: got.append(bytes(piece))):
             assert late.reached.wait(10)
         threads = [thread for thread in {*threading.enumerate()} - before if thread.name == "wdsdist-storage"]
         assert threads
@@ -220,7 +251,7 @@ def test_what_is_fetched_ahead_takes_no_place_of_what_is_needed() -> None:
         stall = Fault("a.tar", "stall")
         store.plant(stall)
         ranges = [(number, number + 1) for number in range(40)]
-        with storage.begin_ranges(f"{store.url}/a.tar", ranges, lambda *_: None, is_ahead=True):
+        with engine.begin_ranges(f"{store.url}/a.tar", ranges, lambda *_: None, is_ahead=True):
             assert stall.reached.wait(10)
             assert storage.read(f"{store.url}/b.tar", deadline=Deadline(20)) == b"b"
             store.heal()
@@ -230,7 +261,7 @@ def test_what_is_fetched_ahead_frees_its_thread_soon_if_the_store_fails(web: Rem
     web.proxy.rules(Rule("status", 500))
     with (
         use_policy(first_pause=0.01),
-        storage.begin_ranges(
+        engine.begin_ranges(
             web.location, [(0, PART)], lambda *_: None, deadline=Deadline(300), is_ahead=True
         ) as download,
         pytest.raises(StorageError, match=r"\(4 attempts in"),

@@ -16,8 +16,7 @@ from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.storage import Failure
-from wdsdist.storage.failures import Attempts, Kind, failure_of
+from wdsdist.storage.failures import Attempts, Failure, Kind, failure_of
 from wdsdist.storage.http import StatusError
 
 A_TAR = "s3://bucket/a.tar"

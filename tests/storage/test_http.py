@@ -21,7 +21,7 @@ from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import Deadline, http
+from wdsdist.storage import Deadline, engine, http
 
 A_TAR = (200, {"ETag": '"x"'}, b"content")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -88,9 +88,9 @@ def test_a_file_that_is_compressed_on_its_way_is_an_error_and_a_compressed_file_
         with pytest.raises(StorageError, match=r"the server sends the file compressed \(gzip\).* switch off"):
             storage.read(f"{url}/index.json")
         with pytest.raises(StorageError, match="the server sends the file compressed"):
-            storage.fetch(f"{url}/a.tar", tmp_path / "a.tar", size=len(packed))
+            engine.fetch(f"{url}/a.tar", tmp_path / "a.tar", size=len(packed))
         assert len(asked) == 2
-        storage.fetch(f"{url}/a.tar.gz", tmp_path / "a.tar.gz", size=len(packed))
+        engine.fetch(f"{url}/a.tar.gz", tmp_path / "a.tar.gz", size=len(packed))
     assert gzip.decompress((tmp_path / "a.tar.gz").read_bytes()) == b"content"
 
 
@@ -157,7 +157,10 @@ WRONG_BODIES: dict[str, tuple[Answer, str]] = {
     "too long": ((206, {"Content-Range": "bytes 4-7/8"}, bytes(32 << 20)), "more than 4 bytes came"),
     "too short": ((206, {"Content-Range": "bytes 4-7/8"}, b"con"), "3 bytes where there should be 4"),
     "of a larger file": ((206, {"Content-Range": "bytes 4-7/9"}, b"cont"), "9 bytes where there should be 8"),
-    "cut": ((206, {"Content-Range": "bytes 4-7/8", "Content-Length": "4", "Connection": "close"}, b"c"), "too early"),
+    "cut": (
+        (206, {"Content-Range": "bytes 4-7/8", "Content-Length": "4", "Connection": "close"}, b"c"),
+        "too early|bytes 4-7/8 came where bytes from 5 on were",
+    ),
 }
 
 
@@ -203,7 +206,7 @@ def test_a_server_without_ranges_gives_the_beginning_of_a_file_or_all_of_it(tmp_
         read_ranges(f"{url}/a.tar", [(0, None)], lambda _, piece: whole.append(bytes(piece)))
         for size in (7, None):
             with use_policy(part_bytes=3):
-                storage.fetch(f"{url}/a.tar", tmp_path / "copy", size=size)
+                engine.fetch(f"{url}/a.tar", tmp_path / "copy", size=size)
             assert (tmp_path / "copy").read_bytes() == b"content"
     assert whole == [b"content"] * 2
 
@@ -275,7 +278,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
 def test_a_proxy_is_asked_for_the_whole_url_with_its_login(proxy: list[Asked], tmp_path: Path) -> None:
     assert storage.read("http://far.example/train/a b.tar?signature=x") == b"content"
     assert storage.stat("http://[2001:db8::1]:8080/a.tar").size == 7
-    storage.fetch("http://far.example:80/a.tar", tmp_path / "a.tar", size=7)
+    engine.fetch("http://far.example:80/a.tar", tmp_path / "a.tar", size=7)
     assert [each.path.replace(":80/", "/") for each in proxy] == [
         "http://far.example/train/a%20b.tar?signature=x",
         "http://[2001:db8::1]:8080/a.tar",

@@ -13,7 +13,7 @@ from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
 from wdsdist import storage
 from wdsdist.errors import StorageError
-from wdsdist.storage import s3
+from wdsdist.storage import engine, s3
 from wdsdist.storage.s3 import S3Addresses
 
 pytest.importorskip("obstore")
@@ -128,7 +128,7 @@ def test_s3fs_is_not_asked_for_the_size_of_what_is_read_whole(tmp_path: Path) ->
     pytest.importorskip("s3fs")
     with answering(lambda _: (200, {"ETag": '"x"', "Content-Length": "7"}, b"content")) as (url, asked):
         given = storage.named({**KEYS, "endpoint_url": url, "config_kwargs": {}}, [A_TAR])
-        storage.fetch(A_TAR, tmp_path / "a.tar", given, size=7)
+        engine.fetch(A_TAR, tmp_path / "a.tar", given, size=7)
         assert storage.read(A_TAR, given) == b"content"
         assert [each.method for each in asked] == ["GET", "GET"]
 
@@ -160,7 +160,7 @@ def token(no_settings_of_this_machine: Path) -> Callable[[str], object]:
 
 
 def fetched(options: storage.StorageOptions, folder: Path) -> bytes:
-    storage.fetch(A_TAR, folder / "a.tar", options)
+    engine.fetch(A_TAR, folder / "a.tar", options)
     return (folder / "a.tar").read_bytes()
 
 

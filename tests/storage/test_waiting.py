@@ -12,7 +12,7 @@ from tests.support.heard import heard
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from wdsdist import storage
-from wdsdist.storage import waiting
+from wdsdist.storage import engine, waiting
 from wdsdist.storage.waiting import Request, under_way
 
 SOON = {"first_warning": 0.02, "next_warning": 0.02}
@@ -46,16 +46,20 @@ def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) ->
         use_policy(**SOON, part_bytes=1 << 20),
         heard(lambda line: store.heal() if "2.0 MiB of" in line else None) as lines,
     ):
-        storage.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
+        engine.fetch(f"{store.url}/a.tar", tmp_path / "a.tar", size=3 << 20)
     assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
 
 
-def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it() -> None:
-    with under_way(Request("store://ahead", is_ahead=True)), under_way(Request("store://b", attempt=2, is_ahead=True)):
-        assert waiting.awaited() == ""
-        with under_way(Request("store://b", attempt=0)):  # of the thread that needs it
-            assert waiting.awaited() == "store://b (0 s, attempt 2)"
-        assert waiting.awaited() == ""
+def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_quiet_until", 0.0)  # a test before may have warned a moment ago
+    with use_policy(first_warning=0, next_warning=0), heard(lambda _: None) as lines:
+        ahead, consumer = Request("store://b", attempt=2, is_ahead=True), Request("store://b", attempt=0, note="waits")
+        with under_way(Request("store://a", is_ahead=True)), under_way(ahead):
+            ahead.look()
+            assert lines == []
+            consumer.look()
+        consumer.look()
+    assert lines == ["still waiting for store://b (0 s, attempt 2)", "still waiting for store://b (0 s, waits)"]
 
 
 def test_a_request_that_flows_is_not_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +83,6 @@ def test_a_forked_process_waits_for_nothing_of_its_parent() -> None:
     with under_way(Request("store://a")):
         child = os.fork()
         if not child:
-            os._exit(len(waiting.awaited()))
+            os._exit(len(waiting._requests))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert waiting.awaited()
+        assert waiting._requests

@@ -5,7 +5,7 @@ shards of 64 MiB; to clients of S3 it is a store. In each round everything is me
 are medians of the rounds, ratios are paired by round.
 
 *fetch*: with the same number of requests in flight, bare GETs of 8 MiB by threads that keep nothing of what they read,
-and `storage.fetch` of all shards at once into files, over HTTP and through s3fs. A fetch should reach 0.9 of bare GETs.
+and `engine.fetch` of all shards at once into files, over HTTP and through s3fs. A fetch should reach 0.9 of bare GETs.
 
 *epoch*: a first epoch of 16,384 samples of 70,000 random bytes into an empty cache, with 4 workers, each epoch in a
 fresh process: from making data set and loader, after all imports, to the last batch. Every epoch's samples, bytes and
@@ -74,6 +74,7 @@ from peers.visits import Reader, prepare, visit  # noqa: E402
 
 import wdsdist  # noqa: E402
 from wdsdist import storage  # noqa: E402
+from wdsdist.storage import engine  # noqa: E402
 
 PART = 8 << 20
 OBJECT_BYTES = 70_000
@@ -107,7 +108,7 @@ def bare(url: str, sizes: Mapping[str, int], connections: int) -> None:
 def fetch(base: str, folder: Path, options: dict[str, object], names: list[str], size: int, _: int) -> None:
     """Fetch all files at once into a folder."""
     named = storage.named(options, [base])
-    together([functools.partial(storage.fetch, f"{base}/{name}", folder / name, named, size=size) for name in names])
+    together([functools.partial(engine.fetch, f"{base}/{name}", folder / name, named, size=size) for name in names])
 
 
 def together(calls: list[Callable[[], object]]) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards.index import ShardIndex, beside, checksums
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
-from wdsdist.storage.waiting import Request, under_way
+from wdsdist.storage import engine
+from wdsdist.storage.waiting import Request
 
 _BLOCK = 2 << 20
 """Bytes of the blocks of a shard that come with the members of a batch."""
@@ -118,7 +119,8 @@ class ChunkCache:
         folder.make_root(self.root)
         self.path(shard).parent.mkdir(mode=0o700, exist_ok=True)
         number = _CREATING + zlib.crc32(shard.key.encode())
-        with LockableFile(self.root / folder.LOCKS, writable=True, create=True) as locks, _waiting(deadline) as wait:
+        wait = _waiter(deadline)
+        with LockableFile(self.root / folder.LOCKS, writable=True, create=True) as locks:
             while True:
                 is_maker = bool(locks.claim(number, number + 1))
                 # Looked at after the claim: another process may have made it before.
@@ -139,27 +141,27 @@ class ChunkCache:
         Raises `NotFoundError`, `StorageError` or `ShardDamagedError` as the store does.
         """
         full: list[OpenCopy] = []
-        with _waiting(deadline) as wait:
-            while wanted := [
-                (copy, missing)
-                for copy, chunks in wanted
-                if copy not in full and len(missing := copy.chunks.missing(chunks))
-            ]:
-                running, num_full = [], len(full)
-                with contextlib.ExitStack() as stack:
-                    for copy, chunks in wanted:
-                        if copy in along:
-                            starts = np.unique(chunks * CHUNK // _BLOCK) * _BLOCK
-                            chunks = chunk_file.chunks_of(starts, np.minimum(starts + _BLOCK, copy.chunks.size))
-                        claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
-                        if not self._has_room(copy, claim):
-                            full.append(copy)
-                        elif claim.num_chunks:
-                            running.append((copy, stack.enter_context(self._begin(copy, claim, deadline))))
-                    for copy, download in running:
-                        self._finish(copy, download)
-                if not running and len(full) == num_full:
-                    wait(wanted[0][0].shard)
+        wait = _waiter(deadline)
+        while wanted := [
+            (copy, missing)
+            for copy, chunks in wanted
+            if copy not in full and len(missing := copy.chunks.missing(chunks))
+        ]:
+            running, num_full = [], len(full)
+            with contextlib.ExitStack() as stack:
+                for copy, chunks in wanted:
+                    if copy in along:
+                        starts = np.unique(chunks * CHUNK // _BLOCK) * _BLOCK
+                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + _BLOCK, copy.chunks.size))
+                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
+                    if not self._has_room(copy, claim):
+                        full.append(copy)
+                    elif claim.num_chunks:
+                        running.append((copy, stack.enter_context(self._begin(copy, claim, deadline))))
+                for copy, download in running:
+                    self._finish(copy, download)
+            if not running and len(full) == num_full:
+                wait(wanted[0][0].shard)
         return full
 
     def fetch_ahead(
@@ -277,7 +279,7 @@ class ChunkCache:
         with tempfile.TemporaryFile(dir=self.root) as packed:
             path = Path(f"/proc/self/fd/{packed.fileno()}")
             for is_last in (False, True):
-                fetched = storage.fetch(shard.location, path, shard.options, size=index.file.size, deadline=deadline)
+                fetched = engine.fetch(shard.location, path, shard.options, size=index.file.size, deadline=deadline)
                 self.count(bytes_fetched=fetched.bytes, retries=fetched.retries)
                 try:
                     compression.unpack(path, target, size=index.size, label=shard.shown)
@@ -312,7 +314,7 @@ class ChunkCache:
 
     def _begin(
         self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
-    ) -> storage.Download:
+    ) -> engine.Download:
         """Begin to fetch claimed chunks."""
         shard, size = copy.shard, copy.index.file.size
         ranges = [(0, size)] if shard.location in self._without_ranges else claim.ranges
@@ -321,11 +323,11 @@ class ChunkCache:
             self.count(bytes_fetched=len(data))  # first: a batch that finds the chunks there may end the epoch
             claim.write(offset, data)
 
-        return storage.begin_ranges(
+        return engine.begin_ranges(
             shard.location, ranges, write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
         )
 
-    def _finish(self, copy: OpenCopy, download: storage.Download) -> None:
+    def _finish(self, copy: OpenCopy, download: engine.Download) -> None:
         """Wait for ranges of a shard, and count the retries; note if its server has no ranges."""
         try:
             self.count(retries=download.result().retries)
@@ -352,32 +354,28 @@ def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:
     return chunk_file.chunks_of(offsets, offsets + lengths)
 
 
-@contextlib.contextmanager
-def _waiting(deadline: storage.Deadline) -> Iterator[Callable[[CopiedShard], None]]:
-    """Yield a function that waits a little for another thread or process that fetches a shard.
+def _waiter(deadline: storage.Deadline) -> Callable[[CopiedShard], None]:
+    """Return a function that waits a little for another thread or process that fetches a shard.
 
     It warns of long waits, and raises `CacheError` after the deadline.
     """
     request = Request("", attempt=0, note="another thread or process fetches it")
     turns = pauses(deadline.end, _LONGEST_PAUSE)
     next(turns)
-    with contextlib.ExitStack() as stack:
 
-        def wait(shard: CopiedShard) -> None:
-            if not request.location:
-                stack.enter_context(under_way(request))
-            request.location = shard.location
-            request.look()
-            if next(turns, deadline) is deadline:
-                # If the store fails for them too, its error says more.
-                began = time.monotonic() + _LAST_WORD - deadline.seconds
-                storage.stat(shard.location, shard.options, deadline=replace(deadline, began=began))
-                raise CacheError(
-                    f"another process has been fetching {shard.shown} for {deadline.seconds:g} seconds "
-                    f"(download_timeout): end it, or resume from the checkpoint"
-                )
+    def wait(shard: CopiedShard) -> None:
+        request.location = shard.location
+        request.look()
+        if next(turns, deadline) is deadline:
+            # If the store fails for them too, its error says more.
+            began = time.monotonic() + _LAST_WORD - deadline.seconds
+            storage.stat(shard.location, shard.options, deadline=replace(deadline, began=began))
+            raise CacheError(
+                f"another process has been fetching {shard.shown} for {deadline.seconds:g} seconds "
+                f"(download_timeout): end it, or resume from the checkpoint"
+            )
 
-        yield wait
+    return wait
 
 
 _caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()

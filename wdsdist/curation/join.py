@@ -25,6 +25,7 @@ from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.spellings import matching
+from wdsdist.storage import engine
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -69,12 +70,11 @@ def open_at(
     """
     shown, kind = storage.shown(location), kind_of(storage.split(location)[1].partition("?")[0])
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
-        path = Path(location if not storage.is_remote(location) else folder)
         try:
             if storage.is_remote(location):
-                path = Path(folder) / f"table{'.gz' if shown.endswith('.gz') else ''}"
-                storage.fetch(location, path, options)
-            return open_table(path, kind=kind, label=shown, on_error=on_error)
+                url, location = location, f"{folder}/table{'.gz' if shown.endswith('.gz') else ''}"
+                engine.fetch(url, Path(location), options)
+            return open_table(Path(location), kind=kind, label=shown, on_error=on_error)
         except IsADirectoryError as error:
             raise SourceError(f"{shown} is a folder: name a file in it") from error
         except (FileNotFoundError, NotADirectoryError) as error:

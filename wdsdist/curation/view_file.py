@@ -190,7 +190,7 @@ def save(manifest: Manifest, path: Path) -> Path:
     header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        array_file.save(path, MAGIC, VERSION, header, manifest.picks.arrays)
+        storage.put(str(path), array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
     except OSError as error:
         raise DestinationError(
             f"the view {path} cannot be written ({error.strerror or error}): choose another folder"

@@ -42,6 +42,7 @@ from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.spellings import Location, Shards
+from wdsdist.storage import engine
 from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
@@ -180,7 +181,7 @@ def _check(carried: Carried[_Check], number: int) -> list[Damage]:
         with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path, is_readable = Path(folder) / storage.split(location)[1], True
             try:
-                storage.fetch(location, path, data.client_options)
+                engine.fetch(location, path, data.client_options)
                 try:
                     content = storage.read(storage.beside(location, shard_index.SUFFIX), data.client_options)
                     shard_index.beside(path).write_bytes(content)
@@ -202,12 +203,10 @@ def _check(carried: Carried[_Check], number: int) -> list[Damage]:
 
 
 def _index_path(path: Path, manifest: Manifest, number: int) -> Path:
-    """Return the path of a local tar's index: beside the tar, or else beside the index.json that lists it."""
-    beside, folder = shard_index.beside(path), manifest.part(number)[0].base
-    if beside.exists() or storage.is_remote(folder):
-        return beside
-    elsewhere = storage.local_path(folder) / shard_index.index_name(manifest.location(number), folder)
-    return elsewhere if elsewhere.exists() else beside
+    """Return the path of a local tar's index: below the index.json that lists it, or else beside the tar."""
+    base = manifest.part(number)[0].base
+    own = storage.join(base, shard_index.index_name(manifest.location(number), base))
+    return Path(own) if not storage.is_remote(own) and Path(own).exists() else shard_index.beside(path)
 
 
 def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[tuple[Part, str]]:
@@ -408,7 +407,7 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
         whole = storage.join(storage.normalise(source), path.name)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
             copy = Path(folder) / path.name
-            storage.fetch(whole, copy, data.client_options)
+            engine.fetch(whole, copy, data.client_options)
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(sidecar, shard_index.beside(copy))
             problems = _problems(copy, shard_index.beside(copy), _Check(manifest), number)

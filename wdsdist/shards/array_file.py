@@ -10,7 +10,7 @@ import json
 import reprlib
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from wdsdist._util.files import atomic_write, mapped
+from wdsdist._util.files import mapped
 from wdsdist.errors import IndexFormatError
 
 _PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the header, zero
@@ -49,30 +49,16 @@ def digest_of(arrays: Arrays) -> str:
 
 def dumps(magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> bytes:
     """Return the bytes of a file of arrays; the same content always gives the same bytes."""
-    return b"".join(_pieces(magic, version, header, arrays))
-
-
-def save(path: Path, magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write a file of arrays atomically."""
-    with atomic_write(path) as stream:
-        for piece in _pieces(magic, version, header, arrays):
-            stream.write(piece)
-
-
-def _pieces(magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
     places, end = {}, 0
+    pieces: list[bytes | memoryview] = []
     for name, array in arrays.items():
         start = end + -end % _ALIGNMENT
         places[name] = (array.dtype.str, start, len(array))
+        pieces += bytes(start - end), np.ascontiguousarray(array).data.cast("B")
         end = start + array.nbytes
     content = json.dumps({**header, "arrays": places, "digest": digest_of(arrays)}, ensure_ascii=True).encode()
     content += b" " * (-(_PREAMBLE.size + len(content)) % _ALIGNMENT)
-    yield _PREAMBLE.pack(magic, version, len(content), _checksum(content), 0) + content
-    written = 0
-    for name, array in arrays.items():
-        yield bytes(places[name][1] - written)
-        yield np.ascontiguousarray(array).data.cast("B")
-        written = places[name][1] + array.nbytes
+    return b"".join([_PREAMBLE.pack(magic, version, len(content), _checksum(content), 0), content, *pieces])
 
 
 def load(

@@ -27,10 +27,10 @@ from wdsdist.errors import (
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.index.build import check_fields
 from wdsdist.shards.interop import find_splits, tars_in, warn_of_splits
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.progress import Report, ShardsProgress
+from wdsdist.shards.scan import check_fields
 from wdsdist.shards.spellings import Location, expand
 from wdsdist.shards.tar.member_names import check_rule
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
@@ -104,12 +104,7 @@ def index(
     if locations != spelled and name is None:
         advice = f"`wdsdist index {storage.shown(spelled[0])} --splits` makes one each"
         warn_of_splits(spelled[0], _names(locations), options, advice)
-    if output is None:
-        target, names = _common_folder(locations), _names(locations)
-    else:
-        target, names = storage.normalise(output), locations
-        _prepare(target, locations)
-    _check_names(target, names, elsewhere=output is not None)
+    target, names = _target(locations, output)
     origin = storage.join(target, file_name)
     known = _known(origin, locations, options)
     index_tar = functools.partial(_index_tar, target=target, skip=on_error == "skip", key=key, options=options)
@@ -175,49 +170,43 @@ def _tars(spelled: list[str], options: storage.StorageOptions) -> list[str]:
     locations = spelled
     if len(spelled) == 1 and not is_tar(storage.split(spelled[0])[1]):
         locations = tars_in(spelled[0], options)
-        _check_names(spelled[0], _names(locations))
     if not locations:
         raise NotFoundError(f"{storage.shown(spelled[0])} holds no .tar files")
-    for location in locations:
-        if not storage.is_remote(location) and not Path(location).is_file():
-            raise NotFoundError(f"shard {location} does not exist, or is not a file")
     return locations
-
-
-def _common_folder(locations: list[str]) -> str:
-    """Return the folder of all tars, in which the indexes can be written."""
-    folders = sorted({storage.split(location)[0] for location in locations})
-    if len(folders) > 1:
-        raise IndexFormatError(
-            f"the shards lie in {len(folders)} folders ({storage.shown(folders[0])}, {storage.shown(folders[1])}, "
-            f"...): index one folder at a time, or name a folder for the indexes of all as output"
-        )
-    if storage.is_read_only(folders[0]):
-        raise DestinationError(f"{storage.shown(folders[0])} cannot be written: {_OUTPUT}")
-    return folders[0]
 
 
 def _names(locations: Iterable[str]) -> list[str]:
     return [storage.split(location)[1] for location in locations]
 
 
-def _check_names(folder: str, names: list[str], *, elsewhere: bool = False) -> None:
-    """Raise `IndexFormatError` for the first tar whose name an ``index.json`` in the folder may not hold."""
+def _target(locations: list[str], output: Location | None) -> tuple[str, list[str]]:
+    """Return the folder for the indexes, and the names of the tars in its ``index.json``.
+
+    That is the folder of all tars, or ``output``, in which the folders of the indexes are made.
+    """
+    if output is None:
+        folder, *others = sorted({storage.split(location)[0] for location in locations})
+        names = _names(locations)
+        if others:
+            raise IndexFormatError(
+                f"the shards lie in {1 + len(others)} folders ({storage.shown(folder)}, {storage.shown(others[0])}, "
+                f"...): index one folder at a time, or name a folder for the indexes of all as output"
+            )
+        if storage.is_read_only(folder):
+            raise DestinationError(f"{storage.shown(folder)} cannot be written: {_OUTPUT}")
+    else:
+        folder, names = storage.normalise(output), locations
+        if storage.is_remote(folder) or is_tar(storage.split(folder)[1]):
+            raise ArgumentError(
+                f"output is {storage.shown(folder)}: it must be a local folder, without the name of a tar",
+                argument="output",
+            )
     for name in names:
         try:
-            check_location(folder, name, elsewhere=elsewhere)
+            check_location(folder, name, elsewhere=output is not None)
         except ValueError as error:
             raise IndexFormatError(f"the tar {storage.shown(name)!a} {error}: rename it") from None
-
-
-def _prepare(folder: str, locations: list[str]) -> None:
-    """Create the folders for the indexes of tars that lie elsewhere, after checks of their names."""
-    if storage.is_remote(folder) or is_tar(storage.split(folder)[1]):
-        raise ArgumentError(
-            f"output is {storage.shown(folder)}: it must be a local folder, without the name of a tar",
-            argument="output",
-        )
-    for location, count in Counter(locations).items():
+    for location, count in Counter(locations).items() if output else ():
         if count > 1:
             raise IndexFormatError(f"{storage.shown(location)} is named {count} times: name each tar once")
         if storage.shown(location) != printable(location):
@@ -230,6 +219,7 @@ def _prepare(folder: str, locations: list[str]) -> None:
             parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DestinationError(f"{parent} cannot be made ({error.strerror})") from error
+    return folder, names
 
 
 def _known(location: str, locations: list[str], options: storage.StorageOptions) -> Manifest | None:
@@ -319,9 +309,9 @@ def _index_tar(
         else:
             index = scan.scan_shard(Path(location), skip=skip, key_rule=key)
     except ShardDamagedError as error:
-        if not skip:
-            raise scan.advised(error) from None
-        return error
+        if skip:
+            return error
+        raise
     _write(storage.join(target, shard_index.index_name(location, target)), shard_index.dumps(index), options)
     return index
 

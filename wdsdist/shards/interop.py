@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
-from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
+from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.tar.naming import is_tar
 
 _MOST_BYTES = 64 << 20
@@ -27,10 +27,8 @@ _WORD = re.compile(r"[a-z]+")
 
 _log = logging.getLogger("wdsdist")
 
-Counts = dict[str, int]
-"""Samples by tar."""
-Splits = dict[str, Counts]
-"""Counts by split; the name is empty if a tool has no splits."""
+Counts = Iterable[tuple[str, int]]
+"""Tars and their samples."""
 
 
 def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[str]:
@@ -83,7 +81,7 @@ def by_foreign_counts(
     there, or of several splits.
     """
     file, splits = find(folder, options)
-    counts = {name: count for part in splits.values() for name, count in part.items()}
+    counts = {shard.name: shard.num_samples for shards in splits.values() for shard in shards}
     names = list(counts) if locations is None else [storage.split(location)[1] for location in locations]
     if not splits or not counts.keys() >= set(names):
         return None
@@ -115,26 +113,24 @@ def by_foreign_counts(
     )
 
 
-def find(folder: str, options: storage.StorageOptions) -> tuple[str, Splits]:
+def find(folder: str, options: storage.StorageOptions) -> tuple[str, dict[str, list[Shard]]]:
     """Return the name of the first index of another tool beside some tars, and its splits that have a tar.
 
-    Raises `NotFoundError` with the reason for an index that cannot be used, and `StorageError`.
+    The name of a split is empty if the tool has no splits. Raises `NotFoundError` with the reason for an index that
+    cannot be used, and `StorageError`.
     """
     for file, parse in _KNOWN.items():
         content = _read(folder, file, options)
         if content is None:
             continue
         try:
-            splits = {name: counts for name, counts in parse(content, folder, options).items() if counts}
-            for name, count in itertools.chain.from_iterable(counts.items() for counts in splits.values()):
-                if not is_tar(storage.split(name)[1]):
-                    raise ValueError(f"{name!r} is not a tar")
-                try:
-                    check_location(folder, name)
-                except ValueError as error:
-                    raise ValueError(f"{storage.shown(name)!r} {error}") from None
-                if type(count) is not int or not 0 <= count < 1 << 62:
-                    raise ValueError(f"{name!r} has the count {count!r:.50}")
+            splits = {}
+            for split, counts in parse(content, folder, options).items():
+                listed = [{"url": name, "nsamples": count} for name, count in counts]
+                if shards := index_json.entries(listed, folder):
+                    splits[split] = shards
+                if other := next((shard.name for shard in shards if not is_tar(storage.split(shard.name)[1])), None):
+                    raise ValueError(f"{other!r} is not a tar")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
             raise NotFoundError(
@@ -159,7 +155,10 @@ def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptio
         except StorageError:  # a store may refuse to look there
             continue
         if len(counted) > 1:
-            splits = {split: [name.removeprefix(prefix) for name in tars] for split, tars in counted.items()}
+            splits = {
+                split: list(dict.fromkeys(tar.name.removeprefix(prefix) for tar in tars))
+                for split, tars in counted.items()
+            }
             if others := sorted({*names}.difference(*splits.values())):
                 splits[""] = others
             return splits
@@ -192,41 +191,33 @@ def _read(folder: str, file: str, options: storage.StorageOptions) -> bytes | No
         return None
 
 
-def _pairs(pairs: Iterable[tuple[str, int]]) -> Counts:
-    counts: Counts = {}
-    for name, count in pairs:
-        if counts.setdefault(name, count) != count:
-            raise ValueError(f"{name!r} has two counts")
-    return counts
-
-
-def _timm(content: bytes, *_: object) -> Splits:
+def _timm(content: bytes, *_: object) -> dict[str, Counts]:
     return {
-        str(split): _pairs(zip(tars["filenames"], tars["shard_lengths"], strict=True))
+        str(split): zip(tars["filenames"], tars["shard_lengths"], strict=True)
         for split, tars in json.loads(content)["splits"].items()
     }
 
 
-def _wids(content: bytes, *_: object) -> Splits:
-    return {"": _pairs((entry["url"], entry["nsamples"]) for entry in json.loads(content)["shardlist"])}
+def _wids(content: bytes, *_: object) -> dict[str, Counts]:
+    return {"": [(entry["url"], entry["nsamples"]) for entry in json.loads(content)["shardlist"]]}
 
 
-def _energon(content: bytes, folder: str, options: storage.StorageOptions) -> Splits:
+def _energon(content: bytes, folder: str, options: storage.StorageOptions) -> dict[str, Counts]:
     import yaml
 
-    counts: Counts = dict(json.loads(content)["shard_counts"])
+    counts = dict(json.loads(content)["shard_counts"])
     try:
         splits = yaml.safe_load(_read(folder, ".nv-meta/split.yaml", options) or b"")
     except yaml.YAMLError as error:
         raise ValueError(f"split.yaml is not YAML: {error}") from None
     if splits is None:
-        return {"": counts}
+        return {"": counts.items()}
     if splits.get("exclude"):
         raise ValueError("split.yaml excludes samples or tars")
-    parts: Splits = {}
+    parts: dict[str, Counts] = {}
     for split, patterns in splits["split_parts"].items():
         names = itertools.chain.from_iterable(map(_expanded, patterns))
-        parts[str(split)] = {name: counts[name] for name in itertools.islice(names, _MOST_TARS)}
+        parts[str(split)] = [(name, counts[name]) for name in itertools.islice(names, _MOST_TARS)]
     return parts
 
 
@@ -240,7 +231,7 @@ def _expanded(pattern: str) -> Iterable[str]:
     return braceexpand.braceexpand(pattern)
 
 
-_KNOWN: Mapping[str, Callable[[bytes, str, storage.StorageOptions], Splits]] = {
+_KNOWN: Mapping[str, Callable[[bytes, str, storage.StorageOptions], dict[str, Counts]]] = {
     "_info.json": _timm,
     ".nv-meta/.info.json": _energon,
     "wids-meta.json": _wids,

@@ -146,20 +146,21 @@ def _open_tars(
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, the counts of another tool, or the index of each."""
     folder = storage.split(locations[0])[0]
+    bound = storage.named(options, [folder, *locations])
     try:
-        manifest = load(storage.join(folder, index_json.FILE_NAME), options, named=locations)
+        manifest = load(storage.join(folder, index_json.FILE_NAME), bound)
         numbers = {manifest.location(number): number for number in range(len(manifest.counts))}
         return manifest.of_shards(numbers[location] for location in locations)
     except (NotFoundError, KeyError):
         pass  # no index.json, or one that does not list these tars
     from wdsdist._util.pools import pool
     from wdsdist.shards import interop
-    from wdsdist.shards.index.build import check_fields
+    from wdsdist.shards.scan import check_fields
     from wdsdist.shards.shard_indexes import local_index
 
     if {storage.split(location)[0] for location in locations} == {folder}:
         with contextlib.suppress(NotFoundError):
-            counted = interop.by_foreign_counts(folder, storage.named(options, locations), locations)
+            counted = interop.by_foreign_counts(folder, bound, locations)
             if counted is not None:
                 return counted
     remote = next((location for location in locations if storage.is_remote(location)), None)

@@ -1,4 +1,4 @@
-"""Scan a tar without an index: map a local tar, and read only the headers of a remote one if that is faster.
+"""Build the index of a tar: map a local tar, and read only the headers of a remote one if that is faster.
 
 A compressed tar is decompressed into a temporary file first. Its index says where the members lie in the tar, and of
 which compressed file.
@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
-import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import sha256
+from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import mapped, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, Stored, checksums
-from wdsdist.shards.index.build import from_entries
 from wdsdist.shards.shard_indexes import regular
-from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
-from wdsdist.shards.tar.reader import entries
-from wdsdist.storage import compression
+from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
+from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT, is_compressed
+from wdsdist.shards.tar.reader import Readable, entries
+from wdsdist.storage import compression, engine
 
 _FIRST = 1 << 20
 """Bytes of the first request for a remote tar."""
@@ -51,25 +54,20 @@ def scan_shard(
     """
     label = label or str(path)
     regular(path)
-    with decompressed(path, label=label, tar_size=tar_size) as tar, tar.open("rb") as stream:
-        if not os.fstat(stream.fileno()).st_size:
-            raise ShardDamagedError(f"{label}: the file is empty, without the two closing blocks of a tar")
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            digest = hashlib.sha256(content).hexdigest()
-            members = entries(content, label=label)
-            try:
-                index = from_entries(
-                    members, size=len(content), sha256=digest, label=label, skip=skip, key_rule=key_rule
-                )
-            except ShardDamagedError:
-                if tar == path and (codec := compression.codec_of(path)):
-                    raise ShardDamagedError(
-                        f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz for "
-                        f"gzip or .tar.zst for zstd, or decompress it"
-                    ) from None
-                raise
-            with memoryview(content) as data:
-                index = replace(index, checksums=checksums.of_data(data, index.offsets, index.sizes))
+    with decompressed(path, label=label, tar_size=tar_size) as tar:
+        data = mapped(tar)
+        try:
+            content: Any = data.obj  # whose slices are bytes
+            index = from_tar(content, label=label, skip=skip, key_rule=key_rule)
+        except ShardDamagedError:
+            if tar == path and (codec := compression.codec_of(path)):
+                raise ShardDamagedError(
+                    f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz or "
+                    f".tar.zst, or decompress it"
+                ) from None
+            raise
+        sums = checksums.of_data(data, index.offsets, index.sizes)
+        index = replace(index, sha256=hashlib.sha256(data).hexdigest(), checksums=sums)
         return index if tar == path else replace(index, stored=Stored(path.stat().st_size, sha256(path)))
 
 
@@ -106,13 +104,12 @@ def scan_remote(
     if size > 2 * _FIRST and not is_compressed(name):
         try:
             ranges = _Ranges(size, partial(storage.read, location, options, deadline=deadline))
-            members = entries(ranges, label=label)
-            return from_entries(members, size=size, sha256="", label=label, skip=skip, key_rule=key_rule)
+            return from_tar(ranges, label=label, skip=skip, key_rule=key_rule)
         except (_TooFineError, StorageError):  # or a store without range requests: it may give the whole file
             pass
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / name
-        storage.fetch(location, path, options, size=size if size >= 0 else None, deadline=deadline)
+        engine.fetch(location, path, options, size=size if size >= 0 else None, deadline=deadline)
         return scan_shard(path, label=label, skip=skip, key_rule=key_rule)
 
 
@@ -144,14 +141,110 @@ class _Ranges:
         return self._part[start - self._start : stop - self._start]
 
 
-def advised(error: ShardDamagedError) -> ShardDamagedError:
-    """Add advice to the error of a strict tar scan: unpack and pack again, or skip.
+def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = FIRST_DOT) -> ShardIndex:
+    """Build the index of a tar in a buffer, whose samples may be scattered over it, without digest and checksums.
 
-    >>> print(advised(ShardDamagedError("a.tar: a sparse file ...")))
-    a.tar: a sparse file ...: unpack it by `tar xf`, and pack the files; or leave it out with on_error="skip"
+    Args:
+        tar: all of it.
+        label: its name in errors.
+        skip: leave out a sample that readers would lose or mix, rather than raising: one with the same extension twice,
+            or with a member named like an entry that readers add.
+        key_rule: the rule by which names are cut.
+
+    Raises `ShardDamagedError` for such a sample or a tar that cannot be read without losing samples, and
+    `ArgumentError` if there are more extensions than fields can be.
     """
-    if any(advice in str(error) for advice in ("on_error", "rename it", "key=")):
-        return error
-    remedy = ": unpack it by `tar xf`, and pack the files" if "a sparse file" in str(error) else ": fetch it again"
-    remedy = "" if "fetch it again" in str(error) else remedy
-    return ShardDamagedError(f'{error}{remedy}; or leave it out with on_error="skip"')
+    samples: dict[str, int] = {}  # the number of each by its key
+    extensions: dict[str, int] = {}  # as stored
+    owners, ids, offsets, sizes = list[int](), list[int](), list[int](), list[int]()  # of each member
+    skipped = Counter[str]()
+    try:
+        for kind, name, offset, length in entries(tar, label=label):
+            parts = None if kind else split_stored_name(name, key_rule)
+            if parts is None:
+                skipped[kind or why_skipped(name)] += 1
+                continue
+            key, extension = parts
+            owners.append(samples.setdefault(key, len(samples)))
+            ids.append(extensions.setdefault(extension, len(extensions)))
+            offsets.append(offset)
+            sizes.append(length)
+    except (ShardDamagedError, ValueError) as error:
+        reason = str(error) if isinstance(error, ShardDamagedError) else f"{label}: {error}"
+        advice = "" if skip else ': fetch it again, or leave it out with on_error="skip"'
+        raise ShardDamagedError(f"{reason}{advice}") from None
+    order = np.argsort(np.array(owners, np.int64), kind="stable")
+    owner, kind_of, starts, lengths = np.array((owners, ids, offsets, sizes), np.int64)[:, order]
+    keys, stored = list(samples), list(extensions)
+    left_out: dict[str, str] = {}
+    for member in _ambiguous(owner, kind_of, stored):
+        key, extension = keys[owner[member]], stored[kind_of[member]]
+        if _is_reserved(extension):
+            problem, advice = f"member {key}.{extension} has the name of an entry that readers add", ", or rename it"
+        else:
+            problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
+            advice = f", or if dots are part of the keys give key={LAST_DOT}"
+        if not skip:
+            raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
+        left_out.setdefault(key, problem)
+    if left_out:
+        is_kept = ~np.isin(owner, [samples[key] for key in left_out])
+        owner, kind_of, starts, lengths = (each[is_kept] for each in (owner, kind_of, starts, lengths))
+    counts = np.bincount(owner, minlength=1)
+    encoded = [key.encode("utf-8", "surrogateescape") for key in keys if key not in left_out]
+    used, firsts = np.unique(kind_of, return_index=True)
+    used = used[np.argsort(firsts)]
+    places = np.zeros(len(stored), np.uint32)
+    places[used] = np.arange(len(used))
+    index = ShardIndex(
+        size=len(tar),
+        sha256="",
+        extensions=tuple(stored[number] for number in used.tolist()),
+        sample_starts=np.append(0, np.cumsum(counts[counts > 0])),
+        offsets=starts,
+        sizes=lengths,
+        extension_ids=places[kind_of],
+        key_starts=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
+        key_bytes=np.frombuffer(b"".join(encoded), np.uint8),
+        skipped=dict(skipped),
+        left_out=tuple((key.encode("utf-8", "backslashreplace").decode(), why) for key, why in left_out.items()),
+        key_rule=key_rule,
+    )
+    check_fields(label, [index])
+    return index
+
+
+def _ambiguous(owner: Int64s, kinds: Int64s, extensions: list[str]) -> list[int]:
+    """Return the members that readers would lose or mix.
+
+    Args:
+        owner: int64 [members]: the number of the sample of each.
+        kinds: int64 [members]: the number of its extension.
+        extensions: as stored; readers know them in lower case.
+    """
+    numbers: dict[str, int] = {}
+    lower = np.array([numbers.setdefault(name.lower(), len(numbers)) for name in extensions], np.int64)
+    is_reserved = np.array([*map(_is_reserved, extensions)], np.bool_)
+    fields = owner * len(numbers) + lower[kinds]
+    order = np.argsort(fields, kind="stable")
+    twice = order[1:][np.diff(fields[order]) == 0]
+    return sorted({*twice.tolist(), *np.flatnonzero(is_reserved[kinds]).tolist()})
+
+
+def _is_reserved(extension: str) -> bool:
+    return extension[:2] == "__" == extension[-2:]
+
+
+def check_fields(label: str, indexes: Iterable[ShardIndex]) -> None:
+    """Raise `ArgumentError` if the extensions of a data set show that its names are cut at the wrong dot."""
+    names: dict[str, str] = {}
+    rule = FIRST_DOT
+    for index in indexes:
+        rule = index.key_rule
+        ids, members = np.unique(index.extension_ids, return_index=True)
+        samples = np.searchsorted(index.sample_starts, members, side="right") - 1
+        for number, sample in zip(ids.tolist(), samples.tolist(), strict=True):
+            extension = index.extensions[number]
+            if extension not in names:
+                names[extension] = f"{index.key(sample)}.{extension}"
+    check_extensions(label, names, rule)

@@ -17,7 +17,7 @@ from wdsdist import storage
 from wdsdist._util.files import atomic_write, lies_in, open_files_remedy
 from wdsdist._util.host import is_own_file, make_dirs, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
-from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, index_name, load
+from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, load, places
 from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 _AT_ONCE, _AHEAD = 16, 64
 """Remote indexes that are fetched at once, and that are fetched before the first of them is used."""
+_MOST_KEPT = 4_000_000
+"""Members of the remote indexes that are kept in memory, about; each takes some 40 bytes."""
 
 
 def shard_index(
     manifest: Manifest, number: int, *, deadline: storage.Deadline | None = None, keep: bool = True
 ) -> ShardIndex:
-    """Return the index of a shard, local or remote, without its members' bytes if it has an index.
+    """Return the index of a shard; a remote one without an index is scanned.
 
     Args:
         manifest: the data set.
@@ -41,16 +43,36 @@ def shard_index(
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
     manifest, number = manifest.part(number)
-    location = manifest.location(number)
+    location, rule = manifest.location(number), manifest.key_rule
     if not storage.is_remote(location):
         path = storage.local_path(location)
-        index = local_index(path, listed_in=manifest.base, key_rule=manifest.key_rule)
-        return manifest.check_index(number, index, path)
+        return manifest.check_index(number, local_index(path, listed_in=manifest.base, key_rule=rule), path)
     if (known := manifest.kept.get(location)) is not None:
         return known
-    index = manifest.check_index(number, _remote_index(manifest, number, deadline), manifest.shown_name(number))
-    if keep:
-        manifest.kept.add(location, index)
+    options, shown = manifest.client_options, manifest.shown_name(number)
+
+    def parse(content: bytes, _: bool) -> ShardIndex:
+        return load(content, f"{shown}{SUFFIX}")
+
+    for place in places(location, manifest.base):
+        try:
+            index = storage.read_until(place, parse, options, deadline=deadline)
+            break
+        except NotFoundError:
+            pass
+        except StorageError as error:
+            if "?" not in location or error.kind in storage.PASSING:  # a signature is for the shard alone
+                raise
+    else:
+        from wdsdist.shards import scan
+
+        try:
+            index = scan.scan_remote(location, int(manifest.sizes[number]), options, key_rule=rule, deadline=deadline)
+        except NotFoundError as error:
+            raise NotFoundError(f"shard {shown} does not exist") from error
+    index = manifest.check_index(number, index, shown)
+    if keep and len(index.offsets) * len(manifest.kept) < _MOST_KEPT:
+        manifest.kept[location] = index
     return index
 
 
@@ -81,33 +103,6 @@ def extensions_in(manifest: Manifest) -> list[str]:
     return sorted({extension.lower() for extension in extensions})
 
 
-def _remote_index(manifest: Manifest, number: int, deadline: storage.Deadline | None) -> ShardIndex:
-    """Return the index of a remote shard, from below the ``index.json`` or beside the shard, or by a scan."""
-    from wdsdist.shards.manifest.index_json import read_checked
-
-    location, base, options = manifest.location(number), manifest.base, manifest.client_options
-    places = storage.join(base, index_name(location, base)), storage.beside(location, SUFFIX)
-
-    def parse(content: bytes, _: bool) -> ShardIndex:
-        return load(content, storage.shown(place))
-
-    for place in dict.fromkeys(places):
-        try:
-            return read_checked(place, parse, options, deadline)
-        except NotFoundError:
-            pass
-        except StorageError as error:
-            if "?" not in location or error.kind in storage.PASSING:  # a signature is for the shard alone
-                raise
-    from wdsdist.shards import scan
-
-    rule, size = manifest.key_rule, int(manifest.sizes[number])
-    try:
-        return scan.scan_remote(location, size, options, key_rule=rule, deadline=deadline)
-    except NotFoundError as error:
-        raise NotFoundError(f"shard {manifest.shown_name(number)} does not exist") from error
-
-
 def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIRST_DOT) -> ShardIndex:
     """Return the index of a local tar: beside it, in the folder of its ``index.json``, or in the user's cache.
 
@@ -126,11 +121,12 @@ def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
         raise NotFoundError(f"shard {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
-    folder = None if listed_in is None or storage.is_remote(listed_in) else storage.local_path(listed_in)
-    places = [beside(path), *([] if folder is None else [folder / index_name(str(path), str(listed_in))])]
-    for place in dict.fromkeys(places):
+    base = str(path.parent) if listed_in is None else listed_in
+    for place in places(str(path), base):
+        if storage.is_remote(place):
+            continue
         try:
-            index = load(place)
+            index = load(Path(place))
         except OSError as error:  # it does not exist, or its name is longer than the file system allows
             if remedy := open_files_remedy(error):
                 raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
@@ -153,12 +149,9 @@ def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
                 return index
     from wdsdist.shards import scan
 
-    try:
-        index = scan.scan_shard(path, key_rule=key_rule)
-    except ShardDamagedError as error:
-        raise scan.advised(error) from None
+    index = scan.scan_shard(path, key_rule=key_rule)
     # A link in a data set must not make us write outside it.
-    is_inside = not listed_in or folder is None or lies_in(path, folder)
+    is_inside = storage.is_remote(base) or lies_in(path, storage.local_path(base))
     for target, mode in ((beside(path) if is_inside else None, 0o666), (cached, 0o644)):
         with contextlib.suppress(OSError):
             if target is not None:

@@ -6,7 +6,6 @@ Shards that are remote, compressed or staged come from `wdsdist.cache.cached_sha
 from __future__ import annotations
 
 import functools
-import mmap
 import operator
 import os
 from collections import OrderedDict
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import open_files_remedy, sha256
+from wdsdist._util.files import mapped, open_files_remedy, sha256
 from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
@@ -224,39 +223,28 @@ class _MappedShard(OpenShard):
 
     def __init__(self, manifest: Manifest, number: int) -> None:
         from wdsdist.shards.shard_indexes import shard_index
-        from wdsdist.shards.tar.fields import END, is_member_at
+        from wdsdist.shards.tar.fields import END
 
         part, place = manifest.part(number)
         self.path = path = storage.local_path(part.location(place))
         self._file = os.fspath(path)
         index = shard_index(manifest, number)
         try:
-            with path.open("rb") as stream:
-                content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            content = mapped(path)
         except FileNotFoundError as error:
             raise NotFoundError(f"shard {path} does not exist") from error
         except OSError as error:
             raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
-        if len(content) != index.size:
+        looks = np.unique(np.arange(_LOOKS) * index.num_samples // _LOOKS) if index.num_samples else np.zeros(0, int)
+        if len(wrong := checksums.wrong_headers(index, index.sample_starts[looks], content)):
+            raise checksums.damage(index, int(wrong[0]), os.fspath(path))
+        if len(content) != index.size or content[-len(END) :] != END:
             raise ShardDamagedError(
-                f"shard {path} has {len(content):,} bytes but its index says {index.size:,}: fetch or pack it again"
-            )
-        for sample in sorted(
-            {index.num_samples * look // _LOOKS for look in range(_LOOKS if index.num_samples else 0)}
-        ):
-            extension, offset, size = index.members(sample)[0]
-            name = f"{index.key(sample)}.{extension}"
-            if not is_member_at(lambda start, stop: content[start:stop], offset, name, size):
-                raise ShardDamagedError(
-                    f"shard {path} does not hold what its index says (sample {index.key(sample)!r} is not at byte "
-                    f"{offset:,}): it was replaced by another; fetch or pack it again"
-                )
-        if content[-len(END) :] != END:
-            raise ShardDamagedError(
-                f"shard {path} does not end in the two zero blocks of a whole tar: fetch or pack it again"
+                f"shard {path} does not end in the two zero blocks of a whole tar of {index.size:,} bytes: fetch or "
+                f"pack it again"
             )
         self._identity = self._identified()
-        super().__init__(manifest, number, index, memoryview(content))
+        super().__init__(manifest, number, index, content)
 
     def check(self) -> None:
         """Raise `ShardDamagedError` if the file has changed and no longer agrees with its index.

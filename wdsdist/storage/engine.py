@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsdist.errors import DestinationError, StorageError, WdsdistError
-from wdsdist.storage.failures import Attempts, failure_of, raise_alone
+from wdsdist.storage.failures import Attempts, Failure, failure_of, raise_alone
 from wdsdist.storage.store import Sink, connect, stat
 from wdsdist.storage.urls import StorageOptions, shown
 from wdsdist.storage.waiting import Deadline, Request, policy, under_way
@@ -85,8 +85,8 @@ class _Cancelled(BaseException):
     """Nobody waits for the request any more."""
 
 
-Task = Callable[[Sink, float], object]
-"""Makes one attempt: takes a sink for the bytes, and the seconds without a byte that end it."""
+Task = Callable[[int, Sink, float], object]
+"""Makes one attempt: takes the bytes that earlier ones received, a sink, and the seconds without a byte that end it."""
 
 
 class Download:
@@ -162,16 +162,19 @@ class Download:
                 timeout = min(patience, max(_LEAST, deadline.left())) if deadline else patience
                 with self._changed:  # `+=` of several threads would lose some
                     self._retries += attempts.failures > 0
-                    request.bytes -= received  # of an attempt that failed
-                    received = 0
                 try:
-                    task(take, timeout)
+                    task(received, take, timeout)
                     attempts.succeeded()
                     break
                 except WdsdistError:
                     raise
                 except Exception as error:
                     failure = failure_of(error, request.location, request.verb)
+                if received and failure.kind in ("ranges", "invalid", "length"):  # from the start, then
+                    failure = failure if failure.kind == "length" else Failure("broken", str(failure))
+                    with self._changed:
+                        request.bytes -= received
+                        received = 0
                 if failure.kind == "timeout":
                     patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
                 if failure.kind == "expired":  # which S3 alone says
@@ -217,9 +220,9 @@ def begin_ranges(
     pairs = list(ranges)
     known = sum((size or 0 if stop is None else stop) - start for start, stop in pairs)
 
-    def task(start: int, stop: int | None, take: Sink, timeout: float) -> None:
+    def task(start: int, stop: int | None, received: int, take: Sink, timeout: float) -> None:
         store, path = connect(location, options)
-        store.read(path, start, stop, take, size=size, timeout=timeout)
+        store.read(path, start + received, stop, take, size=size, timeout=timeout)
 
     request = Request(location, size=known or None, bytes=0, is_ahead=is_ahead)
     tasks = [functools.partial(task, *pair) for pair in pairs]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
 from wdsdist.errors import NotFoundError, StorageError
+from wdsdist.storage import PASSING
 from wdsdist.storage.urls import scheme, scrubbed, shown, store_of
 from wdsdist.storage.waiting import Deadline, policy
 
@@ -27,8 +28,6 @@ are at fault. ranges: the server gives whole files only. length: the answer has 
 version of the object. expired: the credentials were good. timeout: no answer in time. unreachable: nothing answers at
 this address. broken: the connection ended too early. busy: the store cannot answer for now.
 """
-PASSING: frozenset[Kind] = frozenset({"timeout", "unreachable", "broken", "busy"})
-"""The kinds of a store that is away for now."""
 _TRIED_AGAIN = PASSING | {"expired", "length"}
 _MOST_SECONDS_UNREACHABLE = 5.0
 """Patience for a store that has never answered this process: its address is likely to be wrong."""

@@ -38,7 +38,7 @@ class FsspecStore:
     reading: Mapping[str, Any]
     """Arguments of ``cat_file``."""
 
-    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> None:
         """Give the bytes of a range to ``sink`` at once, as `Store.read` says."""
         arguments = dict(self.reading)
         if start or stop not in (None, size):
@@ -49,7 +49,6 @@ class FsspecStore:
             message = f"{shown(path)} cannot be read: {len(content):,} bytes where there should be {stop - start:,}"
             raise Failure("length", message)
         sink(start, memoryview(content))
-        return Entry(split(path)[1], -1 if stop is not None else len(content), "")
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return what the store says of an object."""

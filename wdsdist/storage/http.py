@@ -72,18 +72,18 @@ class HttpStore:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The user's, for the store of a location alone, by their names in lower case."""
 
-    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> None:
         """Give the bytes of a range to ``sink`` as they arrive, as `Store.read` says."""
         is_whole = start == 0 and stop in (None, size)
         length = None if stop is None else stop - start
         with self._answer(path, None if is_whole else (start, stop), timeout) as answer:
-            entry = _entry(path, answer)
+            total = _entry(path, answer).size
             given = answer.headers.get("Content-Range", f"bytes {start}-")
             left = answer._fp.length or 0  # type: ignore[attr-defined]
             if start and answer.status != 206:
                 raise Failure("ranges", f"{shown(path)} cannot be read in parts: the server has no ranges")
-            if size is not None and entry.size not in (-1, size):
-                problem = f"{entry.size:,} bytes where there should be {size:,}"
+            if size is not None and total not in (-1, size):
+                problem = f"{total:,} bytes where there should be {size:,}"
             elif not given.startswith(f"bytes {start}-"):
                 problem = f"{given} came where bytes from {start} on were asked for"
             elif answer.status == 206 and length is not None and left > length:
@@ -91,7 +91,7 @@ class HttpStore:
             else:
                 received = _receive(answer, start, length, sink, timeout)
                 if length in (None, received):
-                    return entry
+                    return
                 problem = f"{received:,} bytes where there should be {length:,}"
         raise Failure("length", f"{shown(path)} cannot be read: {problem}")
 
@@ -113,10 +113,20 @@ class HttpStore:
         """Send a request, follow redirects, and yield an answer whose body has not been read."""
         url = self.addresses.url(path) if self.addresses else path
         for _ in range(_HOPS):
+            headers = {"accept": "*/*", "user-agent": "wdsdist"}
+            if not self.addresses and store_of(url) == store_of(path):
+                if (login := login_of(path)).endswith("@"):
+                    headers |= urllib3.make_headers(basic_auth=urllib.parse.unquote(login[:-1]))
+                headers |= self.headers
+            # A body that the server compresses on its way has neither the length nor the ranges of the file.
+            headers["accept-encoding"] = "identity"
+            if wanted is not None:
+                headers["range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
             connections = _connections(os.getpid(), _proxy_for(url), is_encrypted=url.startswith("https:"))
             answer = connections.urlopen(
-                "GET", _target(url), headers=self._headers(path, url, wanted), timeout=timeout, preload_content=False,
-                decode_content=False, redirect=False, retries=False,
+                "GET", url.replace(login_of(url), "", 1).replace("#", "%23"),  # a file has no fragment
+                headers=headers, timeout=timeout, preload_content=False, decode_content=False, redirect=False,
+                retries=False,
             )  # fmt: skip
             try:
                 target, region = answer.headers.get("Location"), answer.headers.get("x-amz-bucket-region")
@@ -127,10 +137,10 @@ class HttpStore:
                     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
                         raise ValueError("a redirect leads to another scheme than http or https")
                 elif answer.status >= 300:
-                    body = b""
+                    content = b""
                     with contextlib.suppress(urllib3.exceptions.HTTPError):
-                        body = answer.read(_PIECE)
-                    code = _CODE.search(body) if self.addresses else None
+                        content = answer.read(_PIECE)
+                    code = _CODE.search(content) if self.addresses else None
                     raise StatusError(answer.status, answer.reason, answer.headers, code[1].decode() if code else "")
                 else:
                     encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
@@ -144,20 +154,14 @@ class HttpStore:
                     yield answer
                     return
             finally:
-                _release(answer)
+                body: Any = answer._fp  # type: ignore[attr-defined]
+                if body.length == 0 and not body.isclosed():
+                    body.close()
+                if body.isclosed():
+                    answer.release_conn()
+                else:
+                    answer.close()  # the connection too, as the rest of the body was not read
         raise ValueError(f"more than {_HOPS} redirects")
-
-    def _headers(self, path: str, url: str, wanted: tuple[int, int | None] | None) -> dict[str, str]:
-        headers = {"accept": "*/*", "user-agent": "wdsdist"}
-        if not self.addresses and store_of(url) == store_of(path):
-            if (login := login_of(path)).endswith("@"):
-                headers |= urllib3.make_headers(basic_auth=urllib.parse.unquote(login[:-1]))
-            headers |= self.headers
-        # A body that the server compresses on its way has neither the length nor the ranges of the file.
-        headers["accept-encoding"] = "identity"
-        if wanted is not None:
-            headers["range"] = f"bytes={wanted[0]}-{'' if wanted[1] is None else wanted[1] - 1}"
-        return headers
 
 
 def _entry(path: str, answer: urllib3.BaseHTTPResponse) -> Entry:
@@ -217,24 +221,6 @@ def _receive(answer: urllib3.BaseHTTPResponse, start: int, length: int | None, s
     if body.length and (length is None or received < length):
         raise ConnectionAbortedError(f"the connection ended {body.length:,} bytes too early")
     return received
-
-
-def _release(answer: urllib3.BaseHTTPResponse) -> None:
-    """Keep the connection if all of the body was read, close it otherwise."""
-    body: Any = answer._fp  # type: ignore[attr-defined]
-    if body.length == 0 and not body.isclosed():
-        body.close()
-    if body.isclosed():
-        answer.release_conn()
-    else:
-        answer.close()
-
-
-def _target(url: str) -> str:
-    """Return a URL without user and password, which become a header; urllib3 escapes the rest."""
-    before, _, rest = url.partition("://")
-    host, slash, path = rest.replace("#", "%23").partition("/")  # a file has no fragment
-    return f"{before}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 @functools.cache

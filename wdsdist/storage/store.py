@@ -16,13 +16,14 @@ import shutil
 import stat as stat_bits
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 from wdsdist._util.files import atomic_write, check_readable
-from wdsdist.errors import NotFoundError, StorageError, WdsdistError
+from wdsdist.errors import IndexFormatError, NotFoundError, StorageError, WdsdistError
 from wdsdist.storage.urls import StorageOptions, is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PIECE = 1 << 20
+_SAME = 3
+"""Times that the same wrong bytes come from a store before they are what it holds."""
 Sink = Callable[[int, memoryview], None]
 """Takes the bytes of an object at an offset; the memory is valid during the call only.
 
@@ -56,14 +59,14 @@ class Store(Protocol):
     Over HTTP, a store is only read: it has `read` and `stat` alone.
     """
 
-    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
-        """Give the bytes from ``start`` up to ``stop``, or to the end, to ``sink``; return what is known of the object.
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> None:
+        """Give the bytes from ``start`` up to ``stop``, or to the end, to ``sink``.
 
         Args:
             path: of the object.
             start: the first byte.
             stop: behind the last byte; ``None`` for the end.
-            sink: takes the bytes as they arrive.
+            sink: takes the bytes as they arrive, one after another.
             size: of the object, if it is known: another one is a `Failure`.
             timeout: seconds without a byte that end the attempt.
         """
@@ -128,7 +131,7 @@ def call(
         from wdsdist.storage.waiting import Request, policy
 
         results: builtins.list[T] = []
-        tasks = [lambda _, timeout: results.append(attempt(timeout))]
+        tasks = [lambda _received, _sink, timeout: results.append(attempt(timeout))]
         Download(Request(location, verb), tasks, lambda *_: None, deadline, policy.patience).result()
         return results[0]
     try:
@@ -153,20 +156,39 @@ def read(
 
 
 def read_until(
-    location: str, accept: Callable[[bytes, str], T], options: StorageOptions | None = None, *, start: int = 0,
+    location: str, parse: Callable[[bytes, bool], T], options: StorageOptions | None = None, *, start: int = 0,
     stop: int | None = None, deadline: Deadline | None = None,
 ) -> T:  # fmt: skip
-    """Read a location until ``accept`` takes its content and stamp; return the value of ``accept``.
+    """Read a location until ``parse`` accepts its content; return the value of ``parse``.
 
-    ``accept`` raises a `Failure` of the kind ``"broken"`` for wrong content. Raises what `read` raises.
+    A store may give a wrong answer, such as a login page: it is asked again while ``parse`` raises `IndexFormatError`.
+    The same bytes three times are what the store holds: ``parse`` gets true beside them, and its refusal is final.
+    Raises what `read` raises.
     """
+    answers: Counter[int] = Counter()
 
     def attempt(store: Store, path: str, timeout: float) -> T:
         pieces: builtins.list[bytes] = []
-        entry = store.read(path, start, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout)
-        return accept(b"".join(pieces), entry.stamp)
+        store.read(path, start, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout)
+        content = b"".join(pieces)
+        answers[hash(content)] += 1
+        is_final = answers[hash(content)] == _SAME or not is_remote(location)
+        try:
+            return parse(content, is_final)
+        except IndexFormatError as error:
+            if is_final:
+                raise
+            from wdsdist.storage.failures import Failure
 
-    return call(location, options, attempt, deadline=deadline)
+            raise Failure("broken", str(error)) from None
+
+    try:
+        return call(location, options, attempt, deadline=deadline)
+    except StorageError as error:
+        if error.kind != "broken" or not answers:
+            raise
+        refusal = IndexFormatError(str(error))
+    raise refusal  # outside the handler, so that it refers to nothing that holds a URL
 
 
 def stat(location: str, options: StorageOptions | None = None, *, deadline: Deadline | None = None) -> Entry:
@@ -227,24 +249,22 @@ def delete(location: str, options: StorageOptions | None = None) -> None:
 class LocalStore:
     """Store of local files, and of mounted file systems."""
 
-    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> Entry:
+    def read(self, path: str, start: int, stop: int | None, sink: Sink, *, size: int | None, timeout: float) -> None:
         """Give the bytes of a range to ``sink``, as `Store.read` says."""
         check_readable(Path(path))
-        with Path(path).open("rb", buffering=0) as stream:
-            entry = _local_entry(Path(path).name, os.fstat(stream.fileno()))
-            end = entry.size if stop is None else stop
-            if end > entry.size or size not in (None, entry.size):
+        with Path(path).open("rb") as stream:
+            actual = os.fstat(stream.fileno()).st_size
+            end = actual if stop is None else stop
+            if end > actual or size not in (None, actual):
                 expected = f"{end if size is None else size:,}"
                 raise StorageError(
-                    f"{path} cannot be read: {entry.size:,} bytes where there should be {expected}", kind="length"
+                    f"{path} cannot be read: {actual:,} bytes where there should be {expected}", kind="length"
                 )
-            while start < end:
-                piece = os.pread(stream.fileno(), min(_PIECE, end - start), start)
-                if not piece:
-                    raise StorageError(f"{path} cannot be read: it became shorter meanwhile", kind="length")
-                sink(start, memoryview(piece))
-                start += len(piece)
-        return entry
+            stream.seek(start)
+            content = stream.read(end - start)
+        if len(content) < end - start:
+            raise StorageError(f"{path} cannot be read: it became shorter meanwhile", kind="length")
+        sink(start, memoryview(content))
 
     def stat(self, path: str, *, timeout: float) -> Entry:
         """Return the size and the time of a file."""

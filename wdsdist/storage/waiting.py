@@ -15,9 +15,9 @@ from wdsdist.storage.urls import shown
 _log = logging.getLogger("wdsdist")
 
 _FLOWS = 1 << 20
-"""Bytes between two warnings of a download that makes progress: only slow ones are worth a warning."""
+"""Bytes between two warnings of a download that makes progress, which needs none; nor does an upload without error."""
 _SHOWN = 3
-"""Requests that a warning names; it counts the others."""
+"""Most requests for one object that a warning names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +121,19 @@ class Request:
         self.note = "last error: " + str(error).removeprefix(f"{shown(self.location)} cannot be {self.verb}: ")
 
     def look(self) -> None:
-        """Warn if the wait is long; the consumer of this request calls it while it waits."""
-        global _quiet_until
-        is_long = not self.is_ahead and self.wait.is_due() and not self._flows()
-        if is_long and time.monotonic() >= _quiet_until:  # one line, however many threads wait
-            _quiet_until = time.monotonic() + policy.next_warning / 2
-            _log.warning("still waiting for %s", awaited())
+        """Warn if the wait is long; the consumer of this request calls it while it waits.
 
-    def _flows(self) -> bool:
-        """Return whether bytes have come since the last call, in some number; for an upload, whether none failed."""
+        The request of another thread for the same object says what the consumer waits for.
+        """
+        global _quiet_until
+        if self.is_ahead or not self.wait.is_due():
+            return
         before, self._looked = self._looked, self.bytes
-        return self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
+        flows = self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
+        if not flows and time.monotonic() >= _quiet_until:  # one line, however many threads wait
+            _quiet_until = time.monotonic() + policy.next_warning / 2
+            running = [request for request in _requests.copy().values() if request.location == self.location]
+            _log.warning("still waiting for %s", "; ".join(map(str, running[:_SHOWN] or [self])))
 
     def __str__(self) -> str:
         parts = [f"{self.wait.seconds:.0f} s"]
@@ -149,29 +151,13 @@ _quiet_until = 0.0
 
 
 @contextlib.contextmanager
-def under_way(request: Request) -> Iterator[Request]:
+def under_way(request: Request) -> Iterator[None]:
     """Keep a request in the table of this process while the block runs."""
     _requests[id(request)] = request
     try:
-        yield request
+        yield
     finally:
         _requests.pop(id(request), None)
-
-
-def awaited() -> str:
-    """Return the requests under way that somebody waits for, in words, the oldest first.
-
-    A request of another thread stands for the wait of a consumer that makes none itself.
-    """
-    requests = list(_requests.copy().values())
-    needed = {request.location for request in requests if not request.is_ahead}
-    made = {request.location for request in requests if request.attempt}
-    own = [each for each in requests if each.attempt and each.location in needed]
-    # Any number of threads may wait for one request of another process.
-    others = {each.location: each for each in requests if not each.attempt and each.location not in made}
-    oldest = sorted([*own, *others.values()], key=lambda request: request.wait.began)
-    more = f", and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""
-    return "; ".join(map(str, oldest[:_SHOWN])) + more
 
 
 os.register_at_fork(after_in_child=_requests.clear)

@@ -23,6 +23,7 @@ from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
 from wdsdist.shards.manifest import check_location
+from wdsdist.storage import engine
 
 _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
@@ -128,9 +129,8 @@ def _fetched(
     def make(scratch: Path) -> Source:
         for url, entry in files.items():
             path = scratch / entry.name
-            storage.fetch(url, path, bound)
-            if entry.size not in (-1, path.stat().st_size):
-                size = path.stat().st_size
+            engine.fetch(url, path, bound)
+            if entry.size not in (-1, size := path.stat().st_size):
                 raise StorageError(f"{storage.shown(url)} has {entry.size:,} bytes but gave {size:,}: try again")
         from wdsdist.packing import sources
 

@@ -56,6 +56,12 @@ def wrong(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> In
     if index.checksums is not None:
         is_wrong: npt.NDArray[np.bool_] = of_data(content, offsets, sizes) != index.checksums[members]
         return members[is_wrong]
+    return wrong_headers(index, members, content)
+
+
+def wrong_headers(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> Int64s:
+    """Return the members that do not lie where the index says, by their names and sizes in the tar's headers."""
+    offsets, sizes = index.offsets[members], index.sizes[members]
     samples = np.searchsorted(index.sample_starts, members, side="right") - 1
     places = zip(samples.tolist(), index.extension_ids[members].tolist(), offsets.tolist(), sizes.tolist(), strict=True)
 
@@ -70,12 +76,11 @@ def wrong(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> In
 
 
 def damage(index: ShardIndex, member: int, shard: str) -> ShardDamagedError:
-    """Return the error for a member whose bytes are wrong, also when they were fetched once more."""
+    """Return the error for a member whose data or tar header is wrong, also when it was fetched once more."""
     sample = int(np.searchsorted(index.sample_starts, member, side="right")) - 1
     extension = index.extensions[index.extension_ids[member]]
-    what = "data" if index.checksums is not None else "tar header"
     return ShardDamagedError(
-        f"shard {shard} does not hold what its index says: the {what} of member {extension!r} of sample "
+        f"shard {shard} does not hold what its index says: the data of member {extension!r} of sample "
         f"{index.key(sample)!r} (byte {int(index.offsets[member]):,}) is wrong: run `wdsdist verify` on it, and "
-        f"upload it again, or run `wdsdist index` if it was replaced on purpose"
+        f"fetch, pack or upload it again, or run `wdsdist index` if it was replaced on purpose"
     )

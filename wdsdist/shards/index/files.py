@@ -48,7 +48,7 @@ def beside(tar: Path) -> Path:
 
 
 def index_name(location: str, base: str) -> str:
-    """Return the path below the folder of an ``index.json`` at which a shard's index may lie, unless beside the shard.
+    """Return the path of a shard's index below the folder of an ``index.json``, if it does not lie beside the shard.
 
     The folders of a shard elsewhere are repeated there.
 
@@ -58,6 +58,15 @@ def index_name(location: str, base: str) -> str:
     path = location.partition("?")[0] if storage.is_remote(location) else location
     path = path.removeprefix(f"{base.rstrip('/')}/").rpartition("://")[2].removeprefix(login_of(location))
     return "/".join(part for part in path.split("/") if part not in ("", ".", "..")) + SUFFIX
+
+
+def places(location: str, base: str) -> list[str]:
+    """Return where a shard's index may lie: below the folder of the ``index.json``, then beside the shard.
+
+    >>> places("/data/0.tar", "/data"), places("/data/0.tar", "/own")
+    (['/data/0.tar.wdsindex'], ['/own/data/0.tar.wdsindex', '/data/0.tar.wdsindex'])
+    """
+    return list(dict.fromkeys([storage.join(base, index_name(location, base)), storage.beside(location, SUFFIX)]))
 
 
 def dumps(index: ShardIndex) -> bytes:

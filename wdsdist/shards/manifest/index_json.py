@@ -1,24 +1,20 @@
 """Load, validate and serialize ``index.json``, the manifest on disk: a wids v1 index with own keys under ``"wdsdist"``.
 
-It is written last and atomically: without ``index.json`` there is no data set. A store may give a wrong answer, such as
-a login page or a truncated body: it is asked again until the deadline.
+It is written last and atomically: without ``index.json`` there is no data set.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
 import re
 import reprlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from wdsdist import storage
-from wdsdist._util.files import read_file
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, StorageError
+from wdsdist.errors import ArgumentError, IndexFormatError
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.source import Shard
@@ -43,9 +39,6 @@ _KIND = "wids-shard-index-v1"
 _VERSION = 1
 """The version of the notes."""
 _STATED = re.compile(rb'"%s": ?"([0-9a-f]{64})"' % DIGEST.encode())
-_SAME = 3
-"""Times that the same wrong bytes come from a store before they are what it holds."""
-
 _WIDEST, _WIDER = 64 << 20, 16
 """Bytes that the names may take in memory, and the most as a multiple of the file's size beyond that."""
 
@@ -61,8 +54,6 @@ _NOTES: dict[str, Any] = {
 """The types of the notes that wdsdist reads; others are free."""
 
 _log = logging.getLogger("wdsdist")
-
-T = TypeVar("T")
 
 
 def file_name(name: str | None) -> str:
@@ -104,7 +95,6 @@ def load(
     storage_options: Mapping[str, Any] | storage.StorageOptions | None = None,
     deadline: storage.Deadline | None = None,
     *,
-    named: Iterable[str] = (),
     allow_elsewhere: bool = False,
 ) -> Manifest:
     """Load a manifest from a JSON file, with retries after transient faults until the deadline.
@@ -113,63 +103,27 @@ def load(
 
     Args:
         location: path or URL of the file.
-        storage_options: for its store and the stores of ``named``.
+        storage_options: for its store, unless they are bound to others.
         deadline: by default 30 seconds after the first failure.
-        named: other locations that the user named, whose stores get the options too.
         allow_elsewhere: let it name shards outside its own folder.
 
     Raises `NotFoundError` if the file does not exist, and `IndexFormatError` if it is not a wids v1 index, contradicts
     itself, or has an entry that cannot be right.
     """
-    options = storage.named(storage_options, [location, *named]) if storage_options else None
-    parse = functools.partial(_parsed, location=location, options=options, allow_elsewhere=allow_elsewhere)
+    options = storage.named(storage_options, [location]) if storage_options else None
 
-    def parse_answer(content: bytes, is_last: bool) -> Manifest:
+    def parse(content: bytes, is_final: bool) -> Manifest:
+        manifest = _parsed(content, location, options, allow_elsewhere=allow_elsewhere)
+        if not storage.is_remote(location):
+            return manifest
         if not _has_its_digest(content):
             reason = f"{storage.shown(location)} does not have the digest that it states"
-            if not is_last:
+            if not is_final:
                 raise IndexFormatError(reason)
             _log.warning("%s: was it edited?", reason)
-        return parse(content).with_source(version=hashlib.sha256(content).hexdigest())
+        return manifest.with_source(version=hashlib.sha256(content).hexdigest())
 
-    if storage.is_remote(location):
-        return read_checked(location, parse_answer, options, deadline)
-    try:
-        return parse(read_file(storage.local_path(location)))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{location} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"{location} cannot be read: {error.strerror or error}") from error
-
-
-def read_checked(
-    location: str,
-    parse: Callable[[bytes, bool], T],
-    options: storage.StorageOptions | None,
-    deadline: storage.Deadline | None,
-) -> T:
-    """Read and parse a remote index; retry if the parser rejects its content.
-
-    The same bytes three times are what the store holds: the function is then told so, and its refusal is final.
-    """
-    answers: Counter[int] = Counter()
-
-    def accept(content: bytes, _: str) -> T:
-        answers[hash(content)] += 1
-        is_last = answers[hash(content)] == _SAME
-        try:
-            return parse(content, is_last)
-        except IndexFormatError as error:
-            if is_last:
-                raise
-            raise storage.Failure("broken", str(error)) from None
-
-    try:
-        return storage.read_until(location, accept, options, deadline=deadline)
-    except StorageError as error:
-        if error.kind != "broken" or not answers:
-            raise
-        return storage.raise_alone(IndexFormatError(str(error)))
+    return storage.read_until(location, parse, options, deadline=deadline)
 
 
 def _has_its_digest(content: bytes) -> bool:
@@ -192,7 +146,7 @@ def _parsed(
         if data["wids_version"] != 1:
             raise ValueError(f"wids_version is {reprlib.repr(data['wids_version'])}")
         base = _base(data.get("base"), storage.split(location)[0], allow_elsewhere)
-        shards = _entries(data["shardlist"], base, allow_elsewhere)
+        shards = entries(data["shardlist"], base, elsewhere=allow_elsewhere)
         notes = data.get("wdsdist", {})
         _check_notes(notes, shards)
         longest = max((len(shard.name) for shard in shards), default=0)
@@ -211,8 +165,7 @@ def _parsed(
         if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
             reason = f"no JSON: {error}"
         refusal = IndexFormatError(f"{where} is not a wids v1 index ({reason}): make it again with `wdsdist index`")
-    # Alone: what json raises keeps the whole document, in which there may be signed URLs.
-    return storage.raise_alone(refusal)
+    raise refusal  # outside the handlers: what json raises keeps the document, in which there may be signed URLs
 
 
 def _base(stated: Any, folder: str, elsewhere: bool) -> str:
@@ -227,8 +180,8 @@ def _base(stated: Any, folder: str, elsewhere: bool) -> str:
     return storage.join(folder, base)
 
 
-def _entries(listed: Any, base: str, elsewhere: bool) -> list[Shard]:
-    """Return the shards, which may lie outside the base if ``elsewhere`` says so.
+def entries(listed: Any, base: str, *, elsewhere: bool = False) -> list[Shard]:
+    """Return the shards of a ``shardlist``, which may lie outside the base if ``elsewhere`` says so.
 
     Raises ``ValueError`` for the first invalid entry, `ElsewhereError` if it lies elsewhere.
     """

@@ -32,24 +32,6 @@ NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered",
 ARRAYS = ("names", "counts", "sizes", "digests", "tar_sizes")
 THIN = 1 / 2
 """A remote shard of which an epoch reads less than this share is fetched in parts."""
-_MOST_KEPT = 4_000_000
-"""Members of the indexes that are kept in memory, each of which takes some 40 bytes."""
-
-
-class KeptIndexes(dict[str, "ShardIndex"]):
-    """The indexes of remote shards that were read, by location; another process reads what it needs."""
-
-    def __init__(self) -> None:
-        self._members = 0
-
-    def add(self, location: str, index: ShardIndex) -> None:
-        """Keep an index, if there is room."""
-        if self._members + len(index.offsets) <= _MOST_KEPT:
-            self[location] = index
-            self._members += len(index.offsets)
-
-    def __reduce__(self) -> tuple[type[KeptIndexes], tuple[()]]:
-        return KeptIndexes, ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +54,8 @@ class Listing:
     sources: tuple[Source, ...]
     source: npt.NDArray[np.int32]
     """int32 [shards]: the number of each shard's source."""
-    kept: KeptIndexes = field(default_factory=KeptIndexes, repr=False)
-    """Remote indexes that were read; also for the views that are chosen from this manifest."""
+    kept: dict[str, ShardIndex] = field(default_factory=dict, repr=False)
+    """Remote indexes that this process has read, by location; also for views that are chosen from this manifest."""
 
     @classmethod
     def of(cls, base: str, shards: Iterable[Shard], **more: Any) -> Self:
@@ -225,18 +207,8 @@ class Listing:
         return storage.join(self.sources[self.source[number]].base, self.names[number].decode())
 
     def check_index(self, number: int, index: ShardIndex, shard: object) -> ShardIndex:
-        """Return an index; raise `ShardDamagedError` if it is not the index of the shard that is listed.
-
-        Args:
-            number: of the shard.
-            index: to check.
-            shard: its name in errors.
-        """
-        listed = self.whole.shard(number)
-        remedy = "upload it again" if storage.is_remote(self.location(number)) else "fetch or pack it again"
-        source = (
-            f"{storage.shown(self.base)}/{self.extra['counts_from']}" if "counts_from" in self.extra else "index.json"
-        )
+        """Return an index; raise `ShardDamagedError` if the listed shard has another one."""
+        listed, file = self.whole.shard(number), self.extra.get("counts_from", "index.json")
         for what, stated, actual in (
             ("bytes", listed.size, index.file.size),
             ("bytes of tar", listed.tar_size, index.size),
@@ -244,8 +216,8 @@ class Listing:
         ):
             if stated not in (-1, actual):
                 raise ShardDamagedError(
-                    f"shard {shard} has {actual:,} {what} but {source} says {stated:,}: {remedy}, or count again by "
-                    f"`wdsdist index`"
+                    f"shard {shard} has {actual:,} {what} but {file} says {stated:,}: fetch, pack or upload it again, "
+                    f"or count again by `wdsdist index`"
                 )
         if index.file.sha256 and listed.sha256 not in ("", index.file.sha256):
             raise ShardDamagedError(
@@ -406,7 +378,7 @@ class Listing:
         return SharedCopy(self._values())
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name != "kept")
 
     @classmethod
     def _arrived(cls, shared: SharedCopy) -> Self:

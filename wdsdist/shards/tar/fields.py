@@ -50,13 +50,7 @@ def number(field: bytes) -> int:
 def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
     """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
 
-    It is true for every member that `reader.entries` yields.
-
-    Args:
-        read: returns the bytes of the tar from the first up to the second offset.
-        offset: of the data.
-        name: as `reader.entries` yields it.
-        size: bytes of the data.
+    It is true for every member that `reader.entries` yields, with its offset, name and size.
 
     >>> from wdsdist.shards.tar.writer import header
     >>> tar = header("a.txt", 5)

@@ -21,6 +21,7 @@ DATALESS = dict(zip(b"123456", ("hard link", "symbolic link", "device", "device"
 
 _LONGEST_HEADER = 32 << 20
 """Most bytes of one extended header that are read: it is in memory twice."""
+_SPARSE_FILE = "a sparse file, which a shard cannot hold (unpack it by `tar xf`, and pack the files), starts"
 _CHUNK = 1 << 20
 _PRIME = 65521  # of Adler-32, whose lower half is a sum of bytes
 
@@ -103,7 +104,7 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
                     following = data
                     yield "directory", name, data, 0
             elif kind == SPARSE:
-                raise _HeaderError("a sparse file, which a shard cannot hold, starts")
+                raise _HeaderError(_SPARSE_FILE)
             else:
                 following = data if kind in DATALESS else following
                 yield DATALESS.get(kind, f"entry of unknown type {chr(kind)!r}"), "", data, size
@@ -140,7 +141,7 @@ def _read_extended(kind: int, body: bytes, names: set[str], sizes: set[int]) -> 
     if records is None:
         raise _HeaderError("a PAX header cannot be read")
     if any(keyword.startswith("GNU.sparse") for keyword in records):
-        raise _HeaderError("a sparse file, which a shard cannot hold, starts")
+        raise _HeaderError(_SPARSE_FILE)
     if kind == PAX_GLOBAL and records.keys() & {"path", "size"}:
         raise _HeaderError("a global PAX header sets one path or size for all entries")
     if "path" in records:
