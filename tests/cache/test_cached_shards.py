@@ -259,7 +259,8 @@ def limit(remote: Manifest) -> int:
     return 3 * room_of(int(remote.sizes[0]), 8000)
 
 
-@pytest.mark.parametrize("is_limited", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_limited", [False, True])
 def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
     web: Web, tmp_path: Path, limit: int, is_limited: bool
 ) -> None:

@@ -135,6 +135,11 @@ def test_its_text_says_what_it_reads_and_how(shards: Path) -> None:
     )
 
 
-def test_its_length_may_be_of_all_ranks(shards: Path) -> None:
-    dataset = StreamingDataset(shards, num_replicas=2, rank=0)
-    assert (len(dataset), len(dataset.of_all_ranks()), len(dataset)) == (52, TOTAL, 52)
+def test_its_length_is_the_samples_of_this_rank_or_of_all(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = StreamingDataset(shards)
+    assert len(dataset) == TOTAL
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (len(dataset), len(dataset.of_all_ranks()), len(dataset)) == (26, TOTAL, 26)
+    assert len(StreamingDataset(shards, drop_last=True)) == 25
+    assert len(StreamingDataset(shards, samples_per_epoch=41)) == 11

@@ -89,26 +89,32 @@ def test_a_rank_without_padding_reads_at_most_one_sample_of_another_for_it(plan:
 
 
 @given(
-    st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.booleans(), st.booleans(),
-    st.integers(0, 9),
+    st.lists(st.integers(0, 12), max_size=5), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.booleans(),
+    st.booleans(), st.integers(0, 1000), st.integers(0, 50),
 )  # fmt: skip
+@example([1], 8, 1, True, False, False, 0, 0)
+@example([1], 8, 1, True, True, False, 0, 0)
+@example([], 3, 1, True, False, False, 0, 0)
+@example([12], 5, 2, False, True, True, 0, 3)
 def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
-    total: int, ranks: int, batch: int, shuffle: bool, drop_last: bool, drop_last_batch: bool, epoch: int
-) -> None:
+    counts: list[int], ranks: int, batch: int, shuffle: bool, drop_last: bool, drop_last_batch: bool, seed: int,
+    epoch: int,
+) -> None:  # fmt: skip
     from torch.utils.data import DataLoader, DistributedSampler
 
-    plan = plan_of(total, ranks, batch, drop_last, drop_last_batch)
-    order = epoch_order(np.array([total], np.int64), OrderSettings(name="sampler", shuffle=shuffle, seed=3), epoch)
-    for rank in {0, ranks // 2, ranks - 1}:
+    manifest = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
+    plan = plan_of(len(manifest), ranks, batch, drop_last, drop_last_batch)
+    settings = OrderSettings(name="sampler", shuffle=shuffle, seed=seed)
+    order = epoch_order(np.array(counts, np.int64), settings, epoch)
+    for rank in range(ranks):
         sampler = DistributedSampler(
-            range(total), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=3, drop_last=drop_last
+            range(len(manifest)), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
         sampler.set_epoch(epoch)
-        loader = DataLoader(range(total), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
-        assert [one.samples.tolist() for _, one in ordered(plan, order).batches(rank=rank)] == [
-            b.tolist() for b in loader
-        ]
-        assert plan.batches_per_rank == len(loader)
+        loader = DataLoader(range(len(manifest)), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
+        made = [[*zip(one.shards, one.samples, strict=True)] for _, one in ordered(plan, order).batches(rank=rank)]
+        assert made == [[manifest[number] for number in numbers.tolist()] for numbers in loader]
+        assert (plan.batches_per_rank, plan.samples_per_rank) == (len(loader), len(sampler))
 
 
 class _Counting:

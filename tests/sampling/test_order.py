@@ -13,10 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.orders import ordered
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
@@ -194,47 +192,6 @@ def test_no_sample_of_a_shard_is_preferred_at_any_position() -> None:
         spread = ((columns - expected) ** 2 / np.maximum(expected, 1)).sum()
         freedom = 12 * (columns.shape[1] - 1)
         assert spread < freedom + 6 * (2 * freedom) ** 0.5
-
-
-# The order of DistributedSampler
-
-
-@given(
-    st.lists(st.integers(0, 12), max_size=5),
-    st.integers(1, 50),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 1000),
-    st.integers(0, 50),
-)
-@example([1], 1, True, False, 0, 0)
-@example([1], 8, True, False, 0, 0)
-@example([1], 8, True, True, 0, 0)
-@example([], 3, True, False, 0, 0)
-@example([12], 5, False, True, 0, 3)
-def test_the_sampler_order_is_that_of_the_distributed_sampler(
-    counts: list[int], ranks: int, shuffle: bool, drop_last: bool, seed: int, epoch: int
-) -> None:
-    from torch.utils.data import DistributedSampler
-
-    world = World(counts, OrderSettings(name="sampler", shuffle=shuffle, seed=seed), epoch)
-    manifest = world.manifest_pairs()
-    plan = EpochPlan(
-        num_samples=world.total, num_replicas=ranks, batch_size=4, drop_last=drop_last, drop_last_batch=False
-    )
-    order = epoch_order(np.array(counts, np.int64), world.settings, epoch)
-    for rank in range(ranks):
-        sampler = DistributedSampler(
-            range(world.total), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
-        )
-        sampler.set_epoch(epoch)
-        ours = [
-            pair
-            for _, one in ordered(plan, order).batches(rank=rank)
-            for pair in zip(one.shards, one.samples, strict=True)
-        ]
-        assert ours == [manifest[index] for index in sampler]
-        assert len(sampler) == plan.samples_per_rank
 
 
 # The default window
