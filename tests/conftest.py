@@ -62,15 +62,3 @@ def no_scan(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         return sha256(*data)
 
     return lambda: monkeypatch.setattr(hashlib, "sha256", of_no_map)
-
-
-@pytest.fixture
-def no_hash(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it, and from then on hashing a file, which is done piece by piece, is an error."""
-    sha256 = hashlib.sha256
-
-    def at_once(*data: object) -> object:
-        assert data, "a file is hashed"
-        return sha256(*data)
-
-    return lambda: monkeypatch.setattr(hashlib, "sha256", at_once)

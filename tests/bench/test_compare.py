@@ -68,39 +68,18 @@ def test_the_page_shows_losses_and_failures_and_keeps_what_was_written_by_hand()
     from peers.runs import Cell
 
     rounds = [{"wdsdist": {"value": 100.0}, "hf": {"value": 200.0}}] * 3
-    cell = Cell("rate", "jpeg70k", 4, rounds, {"litdata": "ValueError: no | such thing"})
+    missing = "ModuleNotFoundError: No module named 'grain'"
+    cell = Cell("rate", "jpeg70k", 4, rounds, {"litdata": "ValueError: no | such thing", "grain": missing})
     page = markdown({"machine": "this one"}, [cell])
     row = {line.split(" | ")[0]: line for line in page.split("## Settings")[0].splitlines() if line.startswith("| ")}
     assert "0.50 (0.50 to 0.50) | **wdsdist loses**" in row["| HF datasets"]
     assert "failed: `ValueError: no / such thing`" in row["| LitData"]
+    assert f"not installed: `{missing}`" in row["| Grain"]
 
     begin = "<!-- written by hand: begin rate -->\n"
     written = page.replace(begin, begin + "Why it is so.\n")
     assert "Why it is so." in markdown({"machine": "another"}, [cell], before=written)
     assert "Why it is so." in markdown({}, [Cell("pack", "jpeg70k", 0)], before=written)
-
-
-def test_a_system_that_is_not_installed_is_told_and_has_not_failed() -> None:
-    from peers.report import markdown
-    from peers.runs import Cell, TrialError
-
-    missing = "ModuleNotFoundError: No module named 'grain'"
-    rounds = [{"wdsdist": {"value": 100.0}}]
-    page = markdown({}, [Cell("rate", "jpeg70k", 2, rounds, {"grain": missing, "spdl": "ValueError: no"})])
-    assert f"| Grain | not installed: `{missing}` |" in page
-    assert "| SPDL | failed: `ValueError: no` |" in page
-    assert TrialError(missing).is_of_install
-
-
-def test_the_page_opens_with_the_picture_and_the_result_then_conditions_then_caveats() -> None:
-    from peers.report import markdown
-
-    lines = markdown({"machine": "this one"}, [], chart="benchmarks.png").splitlines()
-    shown = [line for line in lines if line.startswith(("!", "#", "<!-- written by hand: begin"))]
-    assert shown[0] == "# Benchmarks"
-    assert shown[1].endswith("(benchmarks.png)")
-    assert shown[2] == "<!-- written by hand: begin result -->"
-    assert [line for line in shown if line.startswith("## ")][:2] == ["## Conditions", "## Caveats"]
 
 
 def test_a_trial_that_fails_is_told_by_its_last_error(tmp_path: Path) -> None:

@@ -10,23 +10,23 @@ import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools" / "bench"
 RUNS = {
-    "bench_batching": (["--ranks", "1", "2", "--steps", "8", "--documents", "400"], "packed rows of 4,096 |"),
+    "bench_batching": (["--ranks", "1", "2", "--steps", "8", "--blocks", "1", "--documents", "400"], "packed rows"),
     "bench_cache": (["--processes", "4", "--seconds", "1"], "| publish needs |"),
     "bench_columns": (["--samples", "2000", "--shards", "7", "--data", "{tmp}"], "join:"),
     "bench_decode": (["--repeat", "1", "--passes", "1"], "wdsdist / a bare loop"),
     "bench_index": (["--repeat", "1", "--samples", "500"], "x tarfile"),
     "bench_listing": (["--members", "2000"], "2,000 members"),
     "bench_media": (["--repeat", "1", "--videos", "1", "--seconds", "3"], "wdsdist / a bare loop"),
-    "bench_mixing": (["--epochs", "1", "--samples", "200000"], "| uniform shuffle |"),
+    "bench_mixing": (["--epochs", "1", "--samples", "200000", "--windows", "4"], "| uniform shuffle |"),
     "bench_pack": (["--files", "200", "20", "--rounds", "1", "--data", "{tmp}"], "|"),
-    "bench_plan": (["--repeat", "1"], "torch: memory added"),
+    "bench_plan": (["--repeat", "1", "--smaller", "64"], "torch: memory added"),
     "bench_remote": (
         [
             *("--systems", "wdsdist", "--samples", "256", "--rounds", "1", "--workers", "1", "--data", "{tmp}"),
             *("--shards", "2", "--shard-bytes", "100000", "--latency", "0.001"),
-            *("--measure", "fetch", "epoch", "wire", "--links", "1e9", "--spinning", "1"),
+            *("--measure", "fetch", "epoch", "wire", "--links", "1e9", "--spinning", "0"),
         ],
-        "A link of 1,000 MB/s, programs that spin beside: 1",
+        "A link of 1,000 MB/s, programs that spin beside: 0",
     ),
 }
 

@@ -186,13 +186,6 @@ def test_warm_says_why_it_leaves_local_shards_alone(folder: Path, tmp_path: Path
     assert done.stdout.endswith("give --stage\n")
 
 
-def test_warm_says_why_a_shard_cannot_be_fetched(store: MemoryStore, tmp_path: Path) -> None:
-    store.plant(Fault("a/*.tar", "not-found"))
-    refused = run("warm", f"{store.url}/a", "--cache-dir", tmp_path / "cache")
-    assert refused.exit_code == 2
-    assert "does not exist" in refused.stderr
-
-
 def test_warm_stays_within_the_limit(store: MemoryStore, tmp_path: Path) -> None:
     limit = copies(store, 4)
     words = ["--cache-dir", tmp_path / "cache", "--cache-limit", limit, "--bytes", "1GiB", "--shuffle-window", 10]
@@ -201,13 +194,15 @@ def test_warm_stays_within_the_limit(store: MemoryStore, tmp_path: Path) -> None
     assert 0 < len(fetched(store)) <= 4
 
 
-def test_training_that_would_have_no_batch_is_refused(store: MemoryStore) -> None:
-    refused = run("warm", f"{store.url}/a", "--batch-size", 100)
-    assert refused.exit_code == 2
-    assert "the data set has 80 samples, fewer than one global batch of 100" in refused.stderr
-
-
-def test_a_node_that_there_is_not_is_refused(store: MemoryStore, tmp_path: Path) -> None:
-    refused = run("warm", f"{store.url}/a", "--ranks", 4, "--ranks-per-node", 2, "--node", 2)
-    assert refused.exit_code == 2
-    assert "--node is 2: it must be between 0 and 1" in refused.stderr
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--cache-dir CACHE", "does not exist"),
+        ("--batch-size 100", "the data set has 80 samples, fewer than one global batch of 100"),
+        ("--ranks 4 --ranks-per-node 2 --node 2", "--node is 2: it must be between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_warmed_is_refused(store: MemoryStore, tmp_path: Path, words: str, message: str) -> None:
+    store.plant(Fault("a/*.tar", "not-found"))
+    refused = run("warm", f"{store.url}/a", *words.replace("CACHE", f"{tmp_path}/cache").split())
+    assert (refused.exit_code, message in refused.stderr) == (2, True), refused.stderr

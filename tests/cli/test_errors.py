@@ -149,7 +149,7 @@ def test_a_reader_that_was_never_there_is_no_error(shards: Path) -> None:
     assert (run.returncode, run.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize("command", ["ls SHARDS", "cat SHARDS 0 jpg", "--help"])
+@pytest.mark.parametrize("command", ["ls SHARDS", "cat SHARDS 0 jpg"])
 def test_a_full_disk_under_the_output_is_one_line(shards: Path, command: str) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         run = subprocess.run(
@@ -194,18 +194,14 @@ def test_letters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) -> No
     assert [line.split(b"\t")[1] for line in run.stdout.splitlines()] == [rb"\u6f22", b"\xe9", b"\xff"]
 
 
-INTERRUPTED = b"wdsdist: interrupted: the same command goes on where it stopped\n"
-
-
-def after_recognition(stderr: bytes) -> bytes:
-    """Return what a command has said after the summary of what it recognised."""
-    assert stderr.startswith(b"recognised: folder, ")
-    return stderr.partition(b"are part of the keys; --class-folders makes them classes\n")[2]
-
-
 @pytest.mark.parametrize(
     ("number", "workers", "to_all"),
-    [(signal.SIGINT, 1, True), (signal.SIGINT, 2, True), (signal.SIGTERM, 2, False), (signal.SIGTERM, 2, True)],
+    [
+        (signal.SIGINT, 2, True),
+        (signal.SIGTERM, 2, True),
+        pytest.param(signal.SIGINT, 1, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, False, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_is_one_line_and_can_be_continued(
     wdsdist: Run, photos: Path, tmp_path: Path, number: signal.Signals, workers: int, to_all: bool

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from PIL import Image
 
 import wdsdist
 from tests.support.heard import heard
@@ -58,11 +56,11 @@ def test_a_command_says_what_it_waits_for_while_a_store_does_not_answer(store: M
     assert lines[0].startswith(f"still waiting for {store.url}/train/index.json (")
 
 
-def requested(store: MemoryStore, folder: str = "train") -> tuple[list[str], list[int]]:
+def requested(store: MemoryStore) -> tuple[list[str], list[int]]:
     """Return the names of the files that were read whole, without index.json, and the sizes of the ranges."""
     reads = [one for one in store.requests if one.verb == "read" and not one.path.endswith("index.json")]
     return (
-        sorted(one.path.removeprefix(f"{folder}/") for one in reads if one.stop is None),
+        sorted(one.path.removeprefix("train/") for one in reads if one.stop is None),
         [one.stop - (one.start or 0) for one in reads if one.stop is not None],
     )
 
@@ -98,12 +96,6 @@ def test_samples_are_listed_by_the_indexes_alone(store: MemoryStore) -> None:
     assert requested(store) == ([f"shard-{number:06}.tar.wdsindex" for number in range(SHARDS)], [])
 
 
-def test_wrong_bytes_are_fetched_again(store: MemoryStore) -> None:
-    store.plant(Fault("train/shard-000001.tar", "wrong-bytes", times=1))
-    assert run("cat", f"{store.url}/train", "k025", "jpg").stdout_bytes == photo(25)
-    assert are_of(requested(store)[1], [PHOTO, PHOTO])
-
-
 def test_bytes_that_stay_wrong_are_an_error_that_names_shard_and_sample(store: MemoryStore) -> None:
     store.plant(Fault("train/shard-000001.tar", "wrong-bytes"))
     refused = run("cat", f"{store.url}/train", "k025", "jpg")
@@ -112,20 +104,6 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_shard_and_sample(store: M
     assert "/shard-000001.tar does not hold what its index says: the data of member 'jpg' of sample 'k025'" in (
         refused.stderr
     )
-
-
-def test_headers_of_images_are_probed_by_ranges(tmp_path: Path) -> None:
-    header = io.BytesIO()
-    Image.new("RGB", (48, 32)).save(header, "JPEG")
-    image = header.getvalue() + bytes(200_000)
-    wdsdist.pack(({"__key__": f"k{n}", "jpg": image} for n in range(10)), tmp_path / "shards")
-    with MemoryStore({f"x/{path.name}": path.read_bytes() for path in (tmp_path / "shards").iterdir()}) as store:
-        done = run("columns", f"{store.url}/x", "--probe", "jpg.width", "--output", tmp_path / "columns")
-        assert done.exit_code == 0, done.output
-        assert "10" in done.output
-        names, ranges = requested(store, "x")
-        assert not [name for name in names if name.endswith(".tar")]
-        assert sum(ranges) < 0.11 * 10 * len(image)
 
 
 def test_a_store_that_does_not_list_is_read_by_the_names_that_are_given(

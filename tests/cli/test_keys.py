@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.cli.conftest import Run
-from tests.packing.sources.test_folder import fill
 from tests.support.tars import plain_tar
+from tests.support.trees import fill
 
 DOTTED = [f"v1.5_{number}.{extension}" for number in range(3) for extension in ("jpg", "txt")]
 
@@ -24,12 +24,3 @@ def test_the_rule_is_told_and_shown(wdsdist: Run, tmp_path: Path) -> None:
     assert "keys:        by last-dot\n" in wdsdist("info", tmp_path / "tars").stdout
     assert wdsdist("index", tmp_path / "tars").stdout.startswith("indexed: 1 sample in 1 shard")
     assert "keys" not in wdsdist("info", tmp_path / "tars").stdout
-
-
-def test_a_rule_that_has_to_be_given_is_asked_for(wdsdist: Run, tmp_path: Path) -> None:
-    fill(tmp_path / "files", "cat.0.jpg", "cat.1.jpg")
-    run = wdsdist("pack", tmp_path / "files", tmp_path / "dest")
-    assert run.returncode == 2
-    assert "cat.0.jpg and cat.1.jpg: say where keys end by" in run.stderr
-    run = wdsdist("pack", tmp_path / "files", tmp_path / "dest", "--key", "last-dot")
-    assert run.stdout.startswith("packed: 2 samples")

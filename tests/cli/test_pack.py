@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import shutil
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.support.programs import PROGRAMS
+from tests.support import made
+
+BROKEN = """
+import itertools
+
+class Broken:
+    def __iter__(self):
+        yield from itertools.islice(samples(), 20)
+        raise OSError("no more")
+"""
 
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(PROGRAMS / "my_module.py", tmp_path)
+    """A module of a user in the current folder."""
+    (tmp_path / "my_module.py").write_text(inspect.getsource(made) + BROKEN)
     monkeypatch.chdir(tmp_path)
 
 
 def test_a_data_set_in_the_current_folder(wdsdist: Run, tmp_path: Path) -> None:
     run = wdsdist("pack", "my_module:Squares", "dest", "--encode", "my_module:encode", "--shard-samples", 10)
-    assert run.stdout.splitlines()[0] == f"packed: 30 samples in 3 shards, 63.0 KiB, in {tmp_path / 'dest'}"
-    assert run.stderr.splitlines()[-1].startswith("packing: 100%, 30 of 30 samples, 3 of 3 shards")
+    assert re.fullmatch(rf"packed: 50 samples in 5 shards, .* KiB, in {tmp_path}/dest", run.stdout.splitlines()[0])
+    assert run.stderr.splitlines()[-1].startswith("packing: 100%, 50 of 50 samples, 5 of 5 shards")
 
 
 def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
-    recognised = ["recognised: iterable, my_module:lines", "members: txt in 30"]
-    for word, said in (("packed", [*recognised, "packing: 30 samples, 3 shards, "]), ("packed already", [])):
-        run = wdsdist("pack", "my_module:lines", "dest", "--shard-samples", 10)
-        assert run.stdout.splitlines()[0] == f"{word}: 30 samples in 3 shards, 33.0 KiB, in {tmp_path / 'dest'}"
+    recognised = ["recognised: iterable, my_module:samples", "members: cls in 50, npy in 50"]
+    for word, said in (("packed", [*recognised, "packing: 50 samples, 5 shards, "]), ("packed already", [])):
+        run = wdsdist("pack", "my_module:samples", "dest", "--shard-samples", 10)
+        assert re.match(rf"{word}: 50 samples in 5 shards, .* KiB, in {tmp_path}/dest\n", run.stdout)
         for line, beginning in zip(run.stderr.splitlines(), said, strict=True):
             assert line.startswith(beginning)
 
@@ -35,7 +46,7 @@ def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my_module:lines", "--seed", "0"], "--seed is 0, but my_module:lines can be read in one order only"),
+        (["my_module:samples", "--seed", "0"], "--seed is 0, but my_module:samples can be read in one order only"),
         (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
         (["my_module:Circles"], "has no attribute 'Circles'"),
         (["my_modul:Squares"], "No module named 'my_modul'"),

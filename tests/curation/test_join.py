@@ -172,14 +172,6 @@ def test_tables_fill_gaps_and_never_drop_values(
             assert values(data, "v") == [known.get(key) for key in KEYS]
 
 
-def test_a_join_that_fails_adds_no_column(data: Manifest, tmp_path: Path) -> None:
-    output = tmp_path / "columns"
-    path = table(tmp_path / "t.parquet", [{"uid": "nobody", "v": 1}])
-    with pytest.raises(ArgumentError, match=r"no sample's json\.uid is in"):
-        data.add_columns(join=path, on="json.uid", output=output, workers=1)
-    assert not list(output.glob("*.parquet")), "also not the column that was compared"
-
-
 def packed(folder: Path, numbers: range) -> Manifest:
     samples = ({"__key__": f"{n:03}", "txt": "x" * n} for n in numbers)
     append = (folder / "data").exists()

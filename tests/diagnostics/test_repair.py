@@ -21,14 +21,10 @@ NAMES = [f"shard-{number:06}.tar" for number in range(3)]
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Three shards of four samples, and whole copies of them beside."""
-    (tmp_path / "source").mkdir()
-    for number in range(12):
-        (tmp_path / "source" / f"{number:03}.bin").write_bytes(bytes([number]) * 900)
-    wdsdist.pack(tmp_path / "source", tmp_path / "shards", shard_samples=4)
-    shutil.copytree(tmp_path / "shards", tmp_path / "whole")
-    return tmp_path / "shards"
+def shards(shards: Path) -> Path:
+    """The shards, and whole copies of them beside."""
+    shutil.copytree(shards, shards.parent / "whole")
+    return shards
 
 
 def repaired(folder: Path, **more: object) -> list[Repair]:

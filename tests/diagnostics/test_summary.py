@@ -28,12 +28,6 @@ def data(tmp_path: Path) -> wdsdist.Manifest:
     return wdsdist.pack(samples(30), tmp_path / "data", shard_samples=5, shuffle_seed=None)
 
 
-def test_samples_of_each_field_and_those_that_lack_one_are_counted(data: wdsdist.Manifest) -> None:
-    found = summary(data)
-    assert found["field_counts"] == {"cls": 30, "jpg": 30, "txt": 20}
-    assert found["missing"] == {"txt": 10}
-
-
 def test_sizes_agree_with_the_columns_of_sizes(data: wdsdist.Manifest) -> None:
     found = summary(data)["sizes"]
     for name, sizes in [
@@ -42,19 +36,6 @@ def test_sizes_agree_with_the_columns_of_sizes(data: wdsdist.Manifest) -> None:
     ]:
         column = data.column(name)
         assert sizes == {"min": np.nanmin(column), "median": np.nanmedian(column), "max": np.nanmax(column)}, name
-
-
-def test_classes_are_counted_by_members(data: wdsdist.Manifest) -> None:
-    found = summary(data)
-    assert found["class_counts"] == {"0": 8, "1": 8, "2": 7, "3": 7}
-
-
-def test_classes_have_their_names(tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / "photos" / ("cat", "dog")[number % 2]).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg").write_bytes(b"x")
-    found = summary(wdsdist.pack(tmp_path / "photos", tmp_path / "data", class_folders=True))
-    assert found["class_counts"] == {"cat": 2, "dog": 1}
 
 
 def test_classes_are_counted_by_their_column_without_reading_members(data: wdsdist.Manifest) -> None:

@@ -19,7 +19,7 @@ from tests.support.damage import flip
 from tests.support.memory_store import MemoryStore
 from tests.support.web import Answer, Asked, answering
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import ArgumentError, DestinationError, NotFoundError
+from wdsdist.errors import DestinationError
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards import index as shardindex
@@ -28,17 +28,6 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.progress import ShardsProgress
 
 FIRST, SECOND, THIRD = (f"shard-{number:06}.tar" for number in range(3))
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Three shards of four samples."""
-    (tmp_path / "source").mkdir()
-    for number in range(12):
-        (tmp_path / "source" / f"{number:03}.bin").write_bytes(bytes([number]) * 900)
-        (tmp_path / "source" / f"{number:03}.txt").write_text(f"sample {number}")
-    pack(tmp_path / "source", tmp_path / "shards", shard_samples=4)
-    return tmp_path / "shards"
 
 
 def cut(shards: Path, name: str, lost: int) -> None:
@@ -134,12 +123,6 @@ def test_a_folder_in_the_place_of_a_shard_is_found(shards: Path) -> None:
     assert {damage.shard for damage in problems} == {FIRST}
 
 
-def test_packing_again_writes_what_was_deleted(shards: Path, tmp_path: Path) -> None:
-    lose(shards, FIRST)
-    pack(tmp_path / "source", shards, shard_samples=4)
-    assert verify(shards) == []
-
-
 def test_tars_of_other_tools_are_verified_against_their_indexes(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "a.tar").write_bytes((shards / FIRST).read_bytes())
@@ -156,16 +139,6 @@ def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
     total = catalog.open(shards).num_bytes
     assert [state.shards_done for state in told] == [0, 1, 2, 3]
     assert told[-1] == ShardsProgress(3, 3, total, total, 12, damaged=1)
-
-
-def test_what_is_no_data_set_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        verify(tmp_path)
-
-
-def test_zero_workers_are_refused(shards: Path) -> None:
-    with pytest.raises(ArgumentError, match="workers is 0"):
-        verify(shards, workers=0)
 
 
 def test_a_shard_in_a_store_takes_a_request_for_its_size_one_for_it_and_one_for_its_index(tmp_path: Path) -> None:
@@ -195,14 +168,18 @@ def test_a_url_that_is_signed_for_a_shard_alone_is_no_damage_of_it(shards: Path)
         assert {one.part for one in verify(f"{url}/index.json")} == {"tar"}
 
 
-def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_damage(
-    shards: Path, tmp_path: Path
-) -> None:
-    packed = tmp_path / "compressed"
-    packed.mkdir()
+def gzipped(shards: Path) -> Path:
+    """Make compressed copies of shards, with indexes."""
+    folder = shards.parent / "compressed"
+    folder.mkdir()
     for tar in shards.glob("*.tar"):
-        (packed / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes()))
-    indexing.index(packed)
+        (folder / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    indexing.index(folder)
+    return folder
+
+
+def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_damage(shards: Path) -> None:
+    packed = gzipped(shards)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with MemoryStore({f"train/{path.name}": path.read_bytes() for path in shards.iterdir()}) as store:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk
@@ -221,11 +198,7 @@ def test_no_folder_to_decompress_shards_into_is_an_error_and_no_damage(
     def nowhere() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
-    (tar, *_) = shards.glob("*.tar")
-    compressed = shards.parent / "compressed"
-    compressed.mkdir()
-    (compressed / "0.tar.gz").write_bytes(gzip.compress(tar.read_bytes()))
-    indexing.index(compressed)
+    compressed = gzipped(shards)
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     with pytest.raises(DestinationError, match="No usable temporary directory found: set TMPDIR"):
         verify(compressed, deep=True)

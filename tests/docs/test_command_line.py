@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from itertools import chain
 
 import click
 
@@ -18,11 +17,3 @@ def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
     assert all(f"## {name}\n" in page for name in commands)
     options = [one for command in commands.values() for one in command.params if isinstance(one, click.Option)]
     assert all(option.opts[-1] in page for option in options if not option.hidden)
-
-
-def test_every_option_says_what_it_does() -> None:
-    groups = [one.commands.values() if isinstance(one, click.Group) else [one] for one in _wdsdist.commands.values()]
-    options = [
-        (command.name, one) for command in chain(*groups) for one in command.params if isinstance(one, click.Option)
-    ]
-    assert [f"{name} {one.opts[0]}" for name, one in options if not one.help] == []

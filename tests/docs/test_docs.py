@@ -23,8 +23,8 @@ PAGES = {
 BLOCKS = {name: blocks(page) for name, page in PAGES.items()}
 RUN_ELSEWHERE = {"frameworks.md"}  # framework by framework
 SLOW = {  # for they import, train or pack for seconds: other tests have each step of theirs
-    *("choosing-samples.md", "coming-from.md", "media.md", "packing.md", "projects.md", "remote.md", "samples.md"),
-    *("several.md", "tuning.md", "variable-lengths.md", "view.md"),
+    *("choosing-samples.md", "coming-from.md", "index.md", "media.md", "packing.md", "projects.md", "remote.md"),
+    *("samples.md", "several.md", "tuning.md", "variable-lengths.md", "view.md"),
     *(name for name in PAGES if name.startswith("recipes/")),
 }
 NOT_RUN = [(name, block) for name, found in BLOCKS.items() for block in found if block.reason]

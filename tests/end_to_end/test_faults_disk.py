@@ -10,8 +10,6 @@ import pytest
 from tests.support.mounts import with_mounts
 from tests.support.programs import command
 from tests.support.stores import WINDOW, Store, expected
-from wdsdist import StreamingDataLoader, StreamingDataset
-from wdsdist.errors import CacheError
 
 
 @pytest.mark.slow
@@ -28,11 +26,3 @@ def test_a_full_disk_is_an_error_and_the_next_run_goes_on(
         assert part in message
     assert strange == []
     assert limited == roomy == [whole, "", ""]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_folder_that_cannot_be_one_is_an_error_in_the_training_loop(web: Store, tmp_path: Path, workers: int) -> None:
-    (tmp_path / "file").touch()
-    dataset = StreamingDataset(web.url, cache_dir=tmp_path / "file" / "cache")
-    with pytest.raises(CacheError, match=r"file/cache cannot be used as a cache \(.*\): choose another cache_dir"):
-        next(iter(StreamingDataLoader(dataset, num_workers=workers)))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from wdsdist.packing import run
+from wdsdist.packing.options import Options
 
 
 @functools.cache
@@ -39,6 +40,13 @@ def data_bytes() -> Callable[[Path], dict[str, bytes]]:
         return {path.name: path.read_bytes() for path in files}
 
     return read
+
+
+@pytest.fixture
+def alone(source: Path, tmp_path: Path, data_bytes: Callable[[Path], dict[str, bytes]]) -> dict[str, bytes]:
+    """What packing by one process of one machine gives, in shards of five samples."""
+    run.run(source, tmp_path / "alone", Options(shard_samples=5, workers=1))
+    return data_bytes(tmp_path / "alone")
 
 
 @pytest.fixture

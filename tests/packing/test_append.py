@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
 import wdsdist
 from tests.support import forked, tars
+from tests.support.memory_store import MemoryStore
 from tests.support.packing import pack_shown
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
@@ -251,31 +250,32 @@ def test_a_second_append_waits_for_the_first_and_both_are_there(dest: Path, new:
     assert verify(dest) == []
 
 
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore() as store:
+        yield store
+
+
 def test_in_a_store_a_second_append_is_refused(
-    old: Path, new: Path, tmp_path: Path, before_writing: Callable[[Callable[[], object]], None]
+    store: MemoryStore, old: Path, new: Path, tmp_path: Path, before_writing: Callable[[Callable[[], object]], None]
 ) -> None:
-    url = f"memory://{uuid.uuid4().hex}"
-    other = texts(tmp_path / "other", 300, 2)
+    url, other, mine = f"{store.url}/dest", texts(tmp_path / "other", 300, 2), texts(tmp_path / "mine", 400, 2)
     pack(old, url, shard_samples=5, workers=1)
     pack(new, url, shard_samples=5, workers=1, append=True)
     assert wdsdist.open(url).generations == (3, 7)
-    files_there = fsspec.filesystem("memory")
-    record = f"{url.removeprefix('memory:/')}/.wdsdist-pack.json"
-    mine = texts(tmp_path / "mine", 400, 2)
     pack(other, url, workers=1, append=True)
     # As if a process were in the middle of that:
-    theirs = files_there.cat_file(record)
-    files_there.pipe_file(record, theirs.replace(b'"listed": 7', b'"listed": 8'))
+    theirs = store.files["dest/.wdsdist-pack.json"]
+    store.files["dest/.wdsdist-pack.json"] = theirs.replace(b'"listed": 7', b'"listed": 8')
     with pytest.raises(DestinationExistsError, match="was not finished"):
         pack(mine, url, workers=1, append=True)
     assert wdsdist.open(url).generations == (3, 7, 8)
     # Or as if that process were done before this one, which began at the same time:
-    index = f"{url.removeprefix('memory:/')}/index.json"
-    files_there.pipe_file(record, theirs)
-    theirs = files_there.cat_file(index)
+    store.files["dest/.wdsdist-pack.json"] = theirs
+    theirs = store.files["dest/index.json"]
     pack(mine, url, workers=1, append=True)
     last = texts(tmp_path / "last", 500, 2)
-    before_writing(lambda: files_there.pipe_file(index, theirs))
+    before_writing(lambda: store.files.update({"dest/index.json": theirs}))
     with pytest.raises(DestinationExistsError, match="was changed while"):
         pack(last, url, workers=1, append=True)
 

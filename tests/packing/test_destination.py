@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from filelock import FileLock, SoftFileLock
 
 from tests.support.packing import pack_shown
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import DestinationExistsError, SourceError
+from wdsdist.errors import DestinationError, DestinationExistsError
 from wdsdist.packing import pack
 from wdsdist.packing.destination import Place, locked
 from wdsdist.packing.ledger import records
@@ -76,18 +73,6 @@ class TestTheSameAgain:
         kept = {"shard-000000.tar", "shard-000002.tar", "shard-000003.tar.wdsindex"}
         assert {key: identities(tmp_path / "dest")[key] for key in kept} == {key: before[key] for key in kept}
 
-    def test_while_it_is_mended_it_is_no_data_set(self, source: Path, tmp_path: Path) -> None:
-        pack(source, tmp_path / "dest", shard_samples=10)
-        (tmp_path / "dest" / "shard-000001.tar").unlink()
-
-        class Failing(ThreadPoolExecutor):
-            def submit(self, *_: Any, **__: Any) -> Future[Any]:
-                raise SourceError("stop")
-
-        with Failing() as executor, pytest.raises(SourceError, match=r"^stop$"):
-            pack(source, tmp_path / "dest", shard_samples=10, executor=executor)
-        assert not (tmp_path / "dest" / "index.json").exists()
-
 
 class TestAnotherDataSet:
     @pytest.mark.parametrize(
@@ -115,6 +100,12 @@ class TestAnotherDataSet:
         (other / "1.txt").write_text("1")
         with pytest.raises(DestinationExistsError, match=f"it was packed from {source}, not {other}"):
             pack(other, tmp_path / "dest")
+
+    def test_a_file_in_the_way_is_named(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for dest in (tmp_path / name for name in ("file", "file/dest", "file/deep/dest")):
+            with pytest.raises(DestinationError, match=f"{dest} cannot be written: (File exists|Not a directory)"):
+                pack(source, dest)
 
     @pytest.mark.parametrize("name", ["train-0.tar", "index.json"])
     def test_what_has_no_record_is_refused(self, source: Path, tmp_path: Path, name: str) -> None:
@@ -181,41 +172,6 @@ def test_without_locks_no_packer_waits_for_one_that_was_killed_on_another_machin
         (record,) = caplog.records
     expected = f"{tmp_path} is on a file system without locks (flock): let one process at a time write there"
     assert record.getMessage() == expected
-
-
-def test_a_second_packer_waits_and_finds_the_data_set(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    started, waiting = threading.Event(), threading.Event()
-
-    class Waiting(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            assert "another process is packing" in record.getMessage()
-            waiting.set()
-
-    handler = Waiting()
-    logging.getLogger("wdsdist").addHandler(handler)
-    results: list[Any] = []
-    told: list[Any] = []
-
-    def first_shard_done(_: object) -> None:
-        started.set()
-        assert waiting.wait(60)  # until the second packer is known to wait
-
-    def first() -> None:
-        results.append(pack_shown(source, tmp_path / "dest", shard_samples=10, workers=1, progress=first_shard_done))
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    try:
-        assert started.wait(60)
-        results.append(pack_shown(source, tmp_path / "dest", shard_samples=10, workers=1, progress=told.append))
-    finally:
-        waiting.set()
-        thread.join()
-        logging.getLogger("wdsdist").removeHandler(handler)
-    assert [manifest.num_samples for manifest in results] == [40, 40]
-    assert told == []
 
 
 def test_a_record_of_another_version_is_none(source: Path, tmp_path: Path) -> None:

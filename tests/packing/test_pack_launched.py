@@ -6,14 +6,12 @@ import os
 import re
 import select
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
 from tests.support.programs import command
-from wdsdist.packing import pack
 
 
 def environment(rank: int, world: int) -> dict[str, str]:
@@ -86,21 +84,3 @@ def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
         f"--on-error skip"
     )
     assert said.stderr.splitlines().count(wanted) == 3
-
-
-@pytest.mark.slow
-def test_under_torchrun_one_packs_for_all(source: Path, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
-            sys.executable, "-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), "--shard-samples", "10",
-        ],
-        capture_output=True, text=True, timeout=580, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert len(re.findall("^packed: 40 samples in 4 shards", run.stdout, re.MULTILINE)) == 1
-    assert len(re.findall("^packed already: 40 samples in 4 shards", run.stdout, re.MULTILINE)) == 1
-    pack(source, tmp_path / "alone", shard_samples=10)
-    for path in (tmp_path / "alone").glob("[!.]*"):
-        assert (tmp_path / "dest" / path.name).read_bytes() == path.read_bytes()

@@ -66,6 +66,21 @@ def test_samples_that_cannot_be_read_are_left_out_whole(
         assert (tmp_path / "dest" / one["shard"]).exists()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(None, "vanished since it was"), (10, "10 bytes, but had 211"), (5000, "5,000 bytes, but had")],
+)
+def test_by_default_a_file_that_changes_is_an_error_and_nothing_half_stays(
+    source: Path, tmp_path: Path, before_writing: Callable[..., None], workers: int, size: int | None, message: str
+) -> None:
+    file = source / "part0/xxxxx/0003.bin"
+    before_writing(file.unlink if size is None else lambda: file.write_bytes(bytes(size)))
+    with pytest.raises(SourceError, match=f"{file} has {message}"):
+        pack(source, tmp_path / "dest", shard_samples=5, workers=workers)
+    assert not [path for path in (tmp_path / "dest").iterdir() if path.name.startswith((".tmp-", "index"))]
+
+
 def test_a_file_that_fails_in_the_middle_leaves_nothing_of_its_sample(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +190,7 @@ def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, 
     assert writer.whole_index(place, "a.tar", size + 1, "skip") is None
 
 
-def test_overwriting_removes_the_report_before_anything_is_written(
+def test_while_shards_are_written_it_is_no_data_set_and_has_no_other_report(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (source / "part0/xxxxx/0003.bin").unlink()
@@ -183,15 +198,15 @@ def test_overwriting_removes_the_report_before_anything_is_written(
     pack(source, tmp_path / "dest", on_error="skip", workers=1)
     assert len(report(tmp_path / "dest")) == 1
 
-    (source / "part0/xxxxx/0003.bin").unlink()
-    seen: list[bool] = []
-
     class Failing(ThreadPoolExecutor):
         def submit(self, *_: Any, **__: Any) -> Future[Any]:
-            seen.append((tmp_path / "dest" / "pack-report.jsonl").exists())
-            raise SourceError("stop")
+            names = {path.name for path in (tmp_path / "dest").iterdir()}
+            raise SourceError(f"stop at {names & {'index.json', 'pack-report.jsonl'}}")
 
-    with Failing() as executor, pytest.raises(SourceError, match="stop"):
-        pack(source, tmp_path / "dest", executor=executor, overwrite=True)
-    assert seen
-    assert not any(seen)
+    for change, options, left in (
+        ((tmp_path / "dest" / "shard-000000.tar").unlink, {"on_error": "skip"}, r"\{'pack-report.jsonl'\}"),
+        ((source / "part0/xxxxx/0003.bin").unlink, {"overwrite": True}, r"set\(\)"),
+    ):
+        change()
+        with Failing() as executor, pytest.raises(SourceError, match=f"^stop at {left}$"):
+            pack(source, tmp_path / "dest", executor=executor, **options)

@@ -23,26 +23,8 @@ def store() -> Iterator[MemoryStore]:
         yield store
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    root = tmp_path / "source"
-    root.mkdir()
-    for number in range(20):
-        (root / f"{number:04}.bin").write_bytes(bytes(number % 7 for _ in range(100 + 37 * number)))
-    return root
-
-
-@pytest.fixture
-def alone(source: Path, tmp_path: Path) -> dict[str, bytes]:
-    pack(source, tmp_path / "alone", shard_samples=5, workers=1)
-    return contents(tmp_path / "alone")
-
-
-def contents(folder: Path | MemoryStore) -> dict[str, bytes]:
-    if isinstance(folder, Path):
-        found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    else:
-        found = {path.removeprefix("dest/"): content for path, content in folder.files.items()}
+def contents(store: MemoryStore) -> dict[str, bytes]:
+    found = {path.removeprefix("dest/"): content for path, content in store.files.items()}
     return {name: data for name, data in found.items() if not name.startswith(".wdsdist-pack")}
 
 
@@ -73,12 +55,12 @@ def test_the_record_comes_first_each_index_after_its_shard_and_index_json_last(
     names = written(store)
     assert names[0] == ".wdsdist-pack.json"
     assert names[-1] == "index.json"
-    shards = [f"shard-00000{number}.tar" for number in range(4)]
+    shards = [f"shard-00000{number}.tar" for number in range(8)]
     assert sorted(names[1:-1]) == [name for shard in shards for name in (shard, f"{shard}.wdsindex")]
     assert all(names.index(shard) < names.index(f"{shard}.wdsindex") for shard in shards)
 
 
-@pytest.mark.parametrize("refuse_from", range(10))
+@pytest.mark.parametrize("refuse_from", range(0, 18, 2))
 def test_wherever_uploads_begin_to_fail_the_next_run_finishes_the_rest(
     source: Path, store: MemoryStore, alone: dict[str, bytes], refuse_from: int
 ) -> None:
@@ -98,7 +80,7 @@ def test_wherever_uploads_begin_to_fail_the_next_run_finishes_the_rest(
 def test_a_failure_in_the_middle_of_a_shard_shows_nothing_of_it(
     source: Path, store: MemoryStore, before_writing: Callable[[Callable[[], object]], None]
 ) -> None:
-    before_writing((source / "0019.bin").unlink)
+    before_writing((source / "part1/xxxxx/0007.bin").unlink)
     with pytest.raises(SourceError, match="vanished"):
         pack_there(source, shuffle_seed=None)
     assert "shard-000003.tar" not in contents(store)

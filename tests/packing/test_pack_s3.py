@@ -70,21 +70,6 @@ def url(bucket: Bucket) -> str:
     return f"s3://{bucket.name}/deep/train"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    root = tmp_path / "source"
-    root.mkdir()
-    for number in range(40):
-        (root / f"{number:04}.bin").write_bytes(bytes(number % 7 for _ in range(100 + 37 * number)))
-    return root
-
-
-@pytest.fixture
-def alone(source: Path, tmp_path: Path) -> dict[str, bytes]:
-    pack(source, tmp_path / "alone", shard_samples=5, workers=1)
-    return {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir() if path.name[0] != "."}
-
-
 @pytest.mark.slow
 def test_a_killed_run_is_continued_to_the_same_bytes(
     source: Path, bucket: Bucket, url: str, alone: dict[str, bytes], short_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,8 +111,8 @@ def test_a_private_store_is_read_and_written(
     if what == "archive":
         shutil.make_archive(str(tmp_path / "source"), "zip", source)
         bucket.put("source.zip", (tmp_path / "source.zip").read_bytes())
-    for name in [path.name for path in source.iterdir()] if what == "folder" else []:
-        bucket.put(f"source/{name}", (source / name).read_bytes())
+    for path in source.rglob("*.*") if what == "folder" else ():
+        bucket.put(f"source/{path.relative_to(source)}", path.read_bytes())
     for name in alone if what == "shards" else ():
         bucket.put(f"source/{name}", alone[name])
     url = f"s3://{bucket.name}/source" + (".zip" if what == "archive" else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pytest
 
 import wdsdist
 from tests.support.packing import packed_members
+from tests.support.tables import WRITERS
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import table as tables
@@ -30,31 +30,25 @@ def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkey
     assert max(map(len, shards)) <= 2 * 300_000 // 50_000
 
 
-def labelled(path: Path) -> Path:
-    """Write a table with a column of texts named label."""
-    names = ["dog", "cat", None, "söt dog", "cat"]
-    found = [{"key": f"k{number}", "caption": "x", "label": name} for number, name in enumerate(names)]
-    if path.suffix == ".csv":
-        path.write_text("key,caption,label\n" + "".join(f"{row['key']},x,{row['label'] or ''}\n" for row in found))
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in found))
-    else:
-        pq.write_table(pa.Table.from_pylist(found), path)
-    return path
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("columns", [None, {"label": "cls"}])
 def test_texts_of_classes_become_numbers_with_a_list_of_classes(
-    columns: dict[str, str] | None, name: str, tmp_path: Path
+    columns: dict[str, str] | None, form: str, tmp_path: Path
 ) -> None:
-    manifest = pack(labelled(tmp_path / name), tmp_path / "dest", columns=columns, workers=1)
+    labels = ["dog", "cat", None, "söt dog", "cat"]
+    table = WRITERS[form][1](
+        tmp_path / WRITERS[form][0],
+        [{"key": f"k{number}", "caption": "x", "label": label} for number, label in enumerate(labels)],
+    )
+    manifest = pack(table, tmp_path / "dest", columns=columns, workers=1)
     assert manifest.extra["classes"] == ["cat", "dog", "söt dog"]
-    members: dict[str, bytes] = {}
-    with tarfile.open(tmp_path / "dest" / "shard-000000.tar") as tar:
-        members.update({entry.name: tar.extractfile(entry).read() for entry in tar})  # type: ignore[union-attr]
-    labels = {key: data for key, data in members.items() if key.endswith(".cls")}
-    assert labels == {"k0.cls": b"1", "k1.cls": b"0", "k3.cls": b"2", "k4.cls": b"0"}
+    members = packed_members(tmp_path / "dest")
+    assert {key: data for key, data in members.items() if key.endswith(".cls")} == {
+        "k0.cls": b"1",
+        "k1.cls": b"0",
+        "k3.cls": b"2",
+        "k4.cls": b"0",
+    }
     assert members["k0.txt"] == b"x"
 
 

@@ -31,11 +31,6 @@ def test_every_sample_is_in_one_shard_and_every_shard_keeps_the_limits(
         assert size + sizes[following[0]] > room or len(shard) == limit
 
 
-def test_a_shard_may_be_as_large_as_the_limit() -> None:
-    plan = make_plan(np.full(4, 1024), shuffle_seed=None, shard_bytes=3072, shard_samples=None)
-    assert plan.sizes.tolist() == [3072, 3072]
-
-
 def test_a_seed_decides_the_order_and_none_keeps_it() -> None:
     def order(seed: int | None) -> list[int]:
         return make_plan(np.full(100, 512), shuffle_seed=seed, shard_bytes=4096, shard_samples=None).order.tolist()

@@ -54,14 +54,6 @@ class TestOneImage:
         data = encode(PHOTO, format=kind)
         assert shrink(data, 400) is data
 
-    def test_one_with_a_damage_that_pillow_passes_over_is_refused_as_by_those_who_read_it(self) -> None:
-        data = encode(PHOTO)
-        torn = data[: len(data) // 2] + b"\xff\xd9"
-        with pytest.raises(SampleError, match="is damaged or cut short"):
-            decode_rgb(torn)
-        with pytest.raises(SampleError, match="is damaged or cut short"):
-            shrink(torn)
-
     @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
     def test_the_orientation_of_the_camera_is_applied_once(self, kind: str) -> None:
         image = opened(shrink(encode(PHOTO, format=kind, exif=exif(6))))  # held a quarter turn clockwise
@@ -99,11 +91,6 @@ class TestOneImage:
         pages[0].save(buffer, kind, save_all=True, append_images=pages[1:])
         assert shrink(buffer.getvalue()) == buffer.getvalue()
 
-    @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000]])
-    def test_what_is_broken_is_an_error(self, data: bytes) -> None:
-        with pytest.raises(ValueError):
-            shrink(data)
-
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
@@ -130,13 +117,6 @@ class TestADataSet:
                 assert opened(data).size == (100, 100)
                 assert name.endswith("jpg") or set(np.unique(np.asarray(opened(data)))) == {int(name[0])}
         assert manifest.extra["images"] == {"max_side": 100, "quality": 90}
-
-    @pytest.mark.parametrize(
-        "options", [{"quality": 90}, {"max_side": 0}, {"max_side": 9, "quality": 0}, {"max_side": 9, "quality": 96}]
-    )
-    def test_options_that_cannot_work_are_refused(self, images: Path, tmp_path: Path, options: dict[str, int]) -> None:
-        with pytest.raises(ArgumentError):
-            pack(images, tmp_path / "dest", **options)  # type: ignore[arg-type]
 
     def test_an_image_of_too_many_pixels_is_named_with_the_limit(self, images: Path, tmp_path: Path) -> None:
         reason = (
@@ -211,11 +191,10 @@ class TestStoredImages:
             assert stored(labels, store, beside_others=True) is labels
 
     @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff", encode(PHOTO)[:5000], TORN])
-    @pytest.mark.parametrize("store", ["raw", "jpeg"])
-    def test_what_is_broken_is_an_error(self, data: bytes, store: Any) -> None:
-        for max_side in (None, 100):
+    def test_what_is_broken_is_an_error(self, data: bytes) -> None:
+        for store, side in (("raw", None), ("raw", 100), ("jpeg", None), ("jpeg", 100), (None, 100)):
             with pytest.raises(SampleError):
-                stored(data, store, max_side=max_side)
+                stored(data, store, max_side=side)
 
 
 class TestAStoredDataSet:
@@ -257,7 +236,10 @@ class TestAStoredDataSet:
         [
             ({"store": "png"}, "store is 'png': it must be 'raw' or 'jpeg'"),
             ({"store": "raw", "quality": 90}, "no image is encoded as JPEG or WebP: leave it out"),
-            ({"store": "jpeg", "quality": 96}, "quality"),
+            ({"store": "jpeg", "quality": 96}, "quality is 96"),
+            ({"max_side": 9, "quality": 0}, "quality is 0"),
+            ({"max_side": 0}, "max_side is 0"),
+            ({"quality": 90}, "no image is encoded"),
         ],
     )
     def test_options_that_cannot_work_are_refused(self, tmp_path: Path, options: dict[str, Any], reason: str) -> None:

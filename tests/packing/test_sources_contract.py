@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import pytest
 
 import wdsdist
 from tests.support.packing import pack_shown, packed_members
+from tests.support.tars import plain_tar
+from tests.support.trees import unpack, zip_bytes
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import PackProgress, recognise
@@ -28,23 +29,14 @@ FILES = {f"{number:03}.{kind}": f"{kind} {number}".encode() * 9 for number in ra
 PAGE = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
 
 
-def folder(root: Path, files: dict[str, bytes]) -> Path:
-    root.mkdir()
-    for name, data in files.items():
-        (root / name).write_bytes(data)
-    return root
-
-
 def zipped(root: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(root.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
+    root.with_suffix(".zip").write_bytes(zip_bytes(files))
     return root.with_suffix(".zip")
 
 
 def tarred(root: Path, files: dict[str, bytes]) -> Path:
     with tarfile.open(root.with_suffix(".tar.gz"), "w:gz") as archive:
-        archive.add(folder(root, files), ".")
+        archive.add(unpack(root, files), ".")
     return root.with_suffix(".tar.gz")
 
 
@@ -54,7 +46,7 @@ def table(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def csv(root: Path, files: dict[str, bytes]) -> Path:
-    folder(root, files)
+    unpack(root, files)
     keys = sorted({name[:3] for name in files})
     (root / "t.csv").write_text(
         "key,image,txt\n" + "".join(f"{k},{k}.jpg,{files[f'{k}.txt'].decode()}\n" for k in keys)
@@ -72,19 +64,13 @@ def made(root: Path, files: dict[str, bytes]) -> list[dict[str, Any]]:
 
 
 def shards(root: Path, files: dict[str, bytes]) -> Path:
-    root.mkdir()
     names = sorted(files)
-    for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :])):
-        with tarfile.open(root / f"{number}.tar", "w") as archive:
-            for name in part:
-                info = tarfile.TarInfo(name)
-                info.size = len(files[name])
-                archive.addfile(info, __import__("io").BytesIO(files[name]))
-    return root
+    parts = names[: len(names) // 2], names[len(names) // 2 :]
+    return unpack(root, {f"{n}.tar": plain_tar((name, files[name]) for name in part) for n, part in enumerate(parts)})
 
 
 SOURCES: dict[str, Callable[[Path, dict[str, bytes]], Any]] = {
-    "folder": folder, "zip": zipped, "tar.gz": tarred, "parquet": table, "csv": csv, "python": made, "shards": shards,
+    "folder": unpack, "zip": zipped, "tar.gz": tarred, "parquet": table, "csv": csv, "python": made, "shards": shards,
 }  # fmt: skip
 each = pytest.mark.parametrize("kind", SOURCES)
 

@@ -38,7 +38,7 @@ class Deadly:
 
 
 def deadly(source, notes):
-    def load(_):
+    def load():
         contents = source.contents
         return replace(contents, take=lambda indices: Deadly(contents.take(indices), notes))
 

@@ -170,7 +170,7 @@ def fabric(shards: str, folder: str) -> dict[str, Any]:
     def start() -> tuple[Any, Any]:
         engine = pl.Fabric(accelerator="cpu", devices=2, strategy="ddp")
         engine.launch()
-        return engine, engine.setup_dataloaders(make_loader(shards))
+        return engine, engine.setup_dataloaders(make_loader(shards, workers=1))
 
     engine, loader = start()
     first = [batch["cls"].tolist() for batch in loader]

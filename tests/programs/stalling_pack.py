@@ -1,4 +1,4 @@
-"""A program: packs a folder, but stops in the middle of the third shard for ever, and says so on standard output.
+"""A program: packs a source, but stops in the middle of the third shard for ever, and says so on standard output.
 
 Arguments: source, dest, workers, and how to compress and whether to append, which may be left out. What it says is one
 byte.
@@ -18,27 +18,30 @@ from wdsdist.packing import pack, sources
 
 
 class Stalling:
-    """Samples of which the fourth never comes."""
+    """Samples of which one never comes."""
 
-    def __init__(self, samples: Any) -> None:
+    def __init__(self, samples: Any, missing: int) -> None:
         self.samples = samples
+        self.missing = missing
 
     def __iter__(self) -> Iterator[Any]:
         for number, sample in enumerate(self.samples):
-            if number == 3:
+            if number == self.missing:
                 os.write(1, b"x")
                 threading.Event().wait()
             yield sample
 
 
 def stalling(source: sources.Source) -> sources.Source:
-    """Return a source whose third shard stalls."""
+    """Return a source whose third shard of five samples stalls."""
     taken = itertools.count(1)
 
     def take(indices: Any) -> Any:
         samples = source.take(indices)
-        return Stalling(samples) if next(taken) == 3 else samples
+        return Stalling(samples, 3) if next(taken) == 3 else samples
 
+    if source.is_stream:
+        return replace(source, load=lambda: replace(source.contents, stream=iter(Stalling(source.contents.stream, 13))))
     # One shard at a time, so that those before it are whole.
     return replace(source, load=lambda: replace(source.contents, take=take, of_files=False))
 

@@ -38,11 +38,7 @@ def make_dataset(shards: str, **more: Any) -> wdsdist.StreamingDataset:
     return wdsdist.StreamingDataset(shards, decode=True, transform=as_inputs, **more)
 
 
-def make_mix(shards: str) -> wdsdist.StreamingDataset:
-    return wdsdist.mix({"a": (shards, 1), "b": (shards, 1)}, decode=True, transform=as_inputs)
-
-
-def make_trainer(shards: str, folder: str, *, plain: bool = False, dataset: Any = None, **options: Any) -> Any:
+def make_trainer(shards: str, folder: str, *, plain: bool = False, **options: Any) -> Any:
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
@@ -54,10 +50,8 @@ def make_trainer(shards: str, folder: str, *, plain: bool = False, dataset: Any 
     own = {name: options.pop(name) for name in ("batches", "data_collator") if name in options}
     arguments = TrainingArguments(output_dir=folder, **{**quiet, **sizes, **options})
     kind = Trainer if plain else StreamingTrainer
-    dataset = make_dataset(shards) if dataset is None else dataset
-    return kind(
-        model=Model(), args=arguments, train_dataset=dataset, eval_dataset=make_dataset(shards, shuffle=False), **own
-    )
+    evaluated = make_dataset(shards, shuffle=False)
+    return kind(model=Model(), args=arguments, train_dataset=make_dataset(shards), eval_dataset=evaluated, **own)
 
 
 def seen_by(function: Any, *args: Any, **options: Any) -> list[list[int]]:
@@ -68,7 +62,7 @@ def seen_by(function: Any, *args: Any, **options: Any) -> list[list[int]]:
 
 
 def training(shards: str, folder: str) -> dict[str, Any]:
-    """Train two epochs with checkpoints on the way, resume from each, and evaluate and predict."""
+    """Train two epochs with checkpoints on the way, and resume from each."""
     as_launched()
     options: dict[str, Any] = {"num_train_epochs": 2, "save_steps": 1, "gradient_accumulation_steps": 3}
     trainer = make_trainer(shards, folder, dataloader_num_workers=2, **options)
@@ -78,19 +72,7 @@ def training(shards: str, folder: str) -> dict[str, Any]:
         found["rest"][step] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-{step}")
         found["steps"].append(again.state.global_step)
     found["again"] = seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-5")
-    found["evaluated"] = seen_by(trainer.evaluate)
-    predicted = trainer.predict(make_dataset(shards, shuffle=False))
-    found["predicted"], found["labels"] = predicted.predictions.tolist(), predicted.label_ids.tolist()
     return found
-
-
-def training_on_a_mix(shards: str, folder: str) -> dict[str, list[list[int]]]:
-    """Train an epoch of a mix, with a checkpoint on the way, and resume from that."""
-    as_launched()
-    options: dict[str, Any] = {"num_train_epochs": 1, "save_steps": 3}
-    whole = seen_by(make_trainer(shards, folder, dataset=make_mix(shards), **options).train)
-    again = make_trainer(shards, folder, dataset=make_mix(shards), **options)
-    return {"all": whole, "rest": seen_by(again.train, resume_from_checkpoint=f"{folder}/checkpoint-3")}
 
 
 def training_on_planned_batches(shards: str, folder: str) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from hypothesis import strategies as st
 
 
 def flip(path: Path, offset: int | None = None) -> None:
@@ -21,6 +23,27 @@ def flip_keeping_its_time(path: Path) -> None:
     before = path.stat()
     flip(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def altered(data: bytes, pieces: Sequence[bytes] = ()) -> st.SearchStrategy[bytes]:
+    """The data with a few bytes changed or pieces put in, a part cut out or doubled, or its end cut off."""
+    places = st.integers(0, len(data) - 1)
+    piece = st.binary(min_size=1, max_size=1) | (st.sampled_from(pieces) if pieces else st.nothing())
+    edits = st.lists(st.tuples(places, st.integers(0 if pieces else 1, 1), piece), min_size=1, max_size=4)
+
+    def edit(edits: list[tuple[int, int, bytes]]) -> bytes:
+        copy = bytearray(data)
+        for place, replaced, put in edits:
+            copy[place : place + replaced] = put
+        return bytes(copy)
+
+    parts = st.tuples(places, places).map(sorted)
+    return st.one_of(
+        edits.map(edit),
+        places.map(lambda end: data[:end]),
+        parts.map(lambda part: data[: part[0]] + data[part[1] :]),
+        parts.map(lambda part: data[: part[1]] + data[part[0] :]),
+    )
 
 
 def cut(path: Path) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
-from wdsdist.shards.manifest import Manifest
 
 
 class Squares:
@@ -41,11 +38,3 @@ def samples(length: int = 50) -> Iterator[dict[str, Any]]:
 squares = [encode(Squares()[index]) for index in range(50)]
 
 not_made = 7
-
-
-def described(manifest: Manifest) -> tuple[Any, ...]:
-    return manifest.base, manifest.shards, manifest.fingerprint, manifest.num_samples, manifest.extra
-
-
-def check_description(manifest: Manifest, expected: Any) -> None:
-    sys.exit(described(manifest) != expected)

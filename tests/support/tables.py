@@ -1,39 +1,17 @@
-"""Tables of the same samples in every format, and what a source makes of them."""
+"""Tables of the same samples in every format."""
 
 from __future__ import annotations
 
 import csv
 import json
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsdist.packing.payloads import FilePayload
-from wdsdist.packing.sources.source import Source
-
 Record = dict[str, Any]
-
-
-def members(source: Source, indices: Sequence[int] | None = None) -> dict[str, dict[str, bytes]]:
-    """All members of some samples, by key, after the trip to a worker that packing sends them on."""
-    numbers = np.arange(len(source)) if indices is None else np.array(indices, np.int64)
-    taken = list(pickle.loads(pickle.dumps(source.take(numbers))))
-    assert len(taken) == len(numbers)
-    return {key: {extension: content(payload) for extension, payload in found} for key, found in taken}
-
-
-def content(payload: Any) -> bytes:
-    if isinstance(payload, FilePayload):
-        data = Path(payload.path).read_bytes()
-        assert len(data) == payload.size
-        return data
-    assert isinstance(payload, bytes)
-    return payload
 
 
 def write_csv(path: Path, records: list[Record], *, delimiter: str = ",") -> Path:

@@ -9,11 +9,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-
-from wdsdist.packing.payloads import BrokenPayload
-from wdsdist.packing.sources.source import Source
-
 PHOTOS = {
     f"{name}/{number:03}{extension}": f"{name} {number} {extension} ".encode() * (1 + 97 * number)
     for name in ("cat", "dog", "Zebra")
@@ -29,6 +24,11 @@ def unpack(root: Path, files: Mapping[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return root
+
+
+def fill(root: Path, *names: str) -> Path:
+    """Write files whose content is their own name into a folder."""
+    return unpack(root, {name: name.encode() for name in names})
 
 
 def zip_bytes(files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -80,23 +80,3 @@ MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "bsdtar.zip": tool("bsdtar", "--format=zip", "-cf"),
 }
 """By the file's name: what makes an archive of a folder."""
-
-
-def contents(source: Source) -> dict[str, bytes]:
-    """Return all members that a source gives, with their data."""
-    found: dict[str, bytes] = {}
-    for key, members in source.take(np.arange(len(source))):
-        for extension, payload in members:
-            assert not isinstance(payload, BrokenPayload), payload.reason
-            if isinstance(payload, bytes):
-                data = payload
-            elif payload.offset is None:
-                data = Path(payload.path).read_bytes()
-            else:
-                with Path(payload.path).open("rb") as stream:
-                    stream.seek(payload.offset)
-                    data = stream.read(payload.size)
-            assert len(data) == (len(payload) if isinstance(payload, bytes) else payload.size)
-            assert f"{key}.{extension}" not in found
-            found[f"{key}.{extension}"] = data
-    return found

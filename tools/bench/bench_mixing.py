@@ -7,7 +7,7 @@ No time is measured: the figures depend on the seed only.
 
     python tools/bench/bench_mixing.py
 
-Quick, with other figures: ``--epochs 1 --samples 200000`` leaves out the larger data sets.
+Quick, with other figures: ``--epochs 1 --samples 200000 --windows 4`` leaves out the larger data sets.
 
 The results stand in docs/order.md, with the choice of the default window that they led to.
 """
@@ -105,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--samples", type=int, default=2_000_000, help="of the largest data set to measure")
+    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS, help="in shards")
     args = parser.parse_args()
     for shards, per_shard, ranks, classes in WORLDS:
         if shards * per_shard > args.samples:
@@ -118,7 +119,7 @@ def main() -> None:
         print(f"\n{shards:,} shards of {per_shard:,} samples, {classes:,} classes in order, {world}, batch 64\n")
         print("| window, shards | same shard | moved | classes in a batch, bits | in the global batch, bits |")
         print("| --- | --- | --- | --- | --- |")
-        for window in WINDOWS:
+        for window in args.windows:
             settings = OrderSettings(window=window * per_shard, num_canonical_replicas=ranks)
             orders = [epoch_order(counts, settings, epoch) for epoch in range(args.epochs)]
             rank = [measure_mixing(order, counts, plan, classes=classes) for order in orders]

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = """
-import json, resource, time
+import json, resource, sys, time
 import numpy as np
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
@@ -48,17 +48,19 @@ from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, ep
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-counts = np.full(100_000, 10_000)
+smaller = int(sys.argv[1])
+counts, world = np.full(100_000 // smaller, 10_000), 4096 // smaller
+total = int(counts.sum())
 np.random.default_rng(0).random(1000)  # what numpy loads on first use is not ours
 before = peak()
 started = time.perf_counter()
-order = epoch_order(counts, OrderSettings(window=default_window(counts), num_canonical_replicas=4096), epoch=3)
+order = epoch_order(counts, OrderSettings(window=default_window(counts), num_canonical_replicas=world), epoch=3)
 plan = EpochPlan(
-    num_samples=10**9, num_replicas=4096, batch_size=64, drop_last=False, drop_last_batch=True,
-    order=EpochOrder(num_samples=10**9, seed=0, label="bench", make=lambda: order),
+    num_samples=total, num_replicas=world, batch_size=64, drop_last=False, drop_last_batch=True,
+    order=EpochOrder(num_samples=total, seed=0, label="bench", make=lambda: order),
 )
 for batch in (0, plan.batches_per_rank // 2, plan.batches_per_rank - 1):
-    order.locate(plan.positions(rank=1234, batch=batch))
+    order.locate(plan.positions(rank=world // 3, batch=batch))
 three = time.perf_counter() - started
 added = peak() - before
 
@@ -66,16 +68,16 @@ def first_batch_from(start):
     from dataclasses import replace
     rest = replace(plan, start=start)
     began = time.perf_counter()
-    next(rest.batches(rank=1234, worker=0, num_workers=8))
+    next(rest.batches(rank=world // 3, worker=0, num_workers=8))
     return time.perf_counter() - began
 
-places = {"start": 0, "middle": 10**9 // 2, "end": 10**9 - 4096 * 64 * 8 * 64}
+places = {"start": 0, "middle": total // 2, "end": total - world * 64 * 8 * 64}
 seeks = {name: [] for name in places}
 for _ in range(9):
     for name, start in places.items():
         seeks[name].append(first_batch_from(start))
 began = time.perf_counter()
-samples = sum(len(batch.shards) for _, batch in plan.batches(rank=1234, worker=3, num_workers=8))
+samples = sum(len(batch.shards) for _, batch in plan.batches(rank=world // 3, worker=3, num_workers=8))
 a_sample = (time.perf_counter() - began) / samples
 middle = {name: sorted(times)[4] for name, times in seeks.items()}
 print(json.dumps({
@@ -102,28 +104,30 @@ def peak():
 def order_of(ranks):
     settings = OrderSettings(window=default_window(counts), num_canonical_replicas=ranks)
     make = lambda: epoch_order(counts, settings, epoch=3)
-    return settings, EpochOrder(num_samples=10**9, seed=0, label="", make=make)
+    return settings, EpochOrder(num_samples=int(counts.sum()), seed=0, label="", make=make)
 
-counts, sizes = np.full(100_000, 10_000), np.full(100_000, 256 << 20)
-settings, order = order_of(4096)
+smaller = int(sys.argv[1])
+world = 4096 // smaller
+counts, sizes = np.full(100_000 // smaller, 10_000), np.full(100_000 // smaller, 256 << 20)
+settings, order = order_of(world)
 plan = EpochPlan(
-    num_samples=10**9, num_replicas=4096, batch_size=64, drop_last=False, drop_last_batch=True, order=order
+    num_samples=int(counts.sum()), num_replicas=world, batch_size=64, drop_last=False, drop_last_batch=True, order=order
 )
 figures = {}
 started = time.process_time()
-report = epoch_report(plan, settings, World(4096, 8), counts, sizes)
+report = epoch_report(plan, settings, World(world, 8), counts, sizes)
 figures["report, s"] = time.process_time() - started
-figures["bytes of a node / an even share"] = max(report.bytes_per_node) * 512 / int(sizes.sum())
+figures["bytes of a node / an even share"] = max(report.bytes_per_node) * (world // 8) / int(sizes.sum())
 figures["shards opened / shards"] = sum(report.shards_per_node) / len(counts)
-for ranks in (2048, 3000):
-    rest = replace(plan, start=4096 * 64 * 1000, num_replicas=ranks)
+for ranks in (world // 2, 3000 // smaller):
+    rest = replace(plan, start=world * 64 * 1000, num_replicas=ranks)
     started = time.process_time()
-    next(rest.batches(rank=123, worker=0, num_workers=8))
-    for _ in zip(range(64), rest.uses(rank=123)):
+    next(rest.batches(rank=ranks // 20, worker=0, num_workers=8))
+    for _ in zip(range(64), rest.uses(rank=ranks // 20)):
         pass
     figures[f"resume on {ranks:,} ranks, s"] = time.process_time() - started
 lengths = np.random.default_rng(0).lognormal(np.log(512) - 0.5, 1, 1 << 20).clip(1, 8192).astype(np.int64)
-for ranks in (1024, 4096):
+for ranks in (world // 4, world):
     epoch = PlannedEpoch(
         rule=Rule(kind="tokens", budget=16384), block_samples=ranks * int(16384 / lengths.mean()) * 128,
         lengths=lambda shards, samples: lengths[(shards * 10_000 + samples) % 2**20],
@@ -137,14 +141,15 @@ print(json.dumps(figures))
 """
 
 TORCH = """
-import json, resource, time
+import json, resource, sys, time
 from torch.utils.data import DistributedSampler
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 before = peak()
-sampler = DistributedSampler(range(10**8), 4096, 1234)
+smaller = int(sys.argv[1])
+sampler = DistributedSampler(range(10**8 // smaller), 4096 // smaller, 1234 // smaller)
 started = time.perf_counter()
 next(iter(sampler))
 print(json.dumps({
@@ -154,9 +159,9 @@ print(json.dumps({
 """
 
 
-def run(script: str) -> dict[str, float]:
+def run(script: str, smaller: int) -> dict[str, float]:
     """Run a script in a fresh process and return the figures that it prints."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script, str(smaller)], capture_output=True, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
@@ -164,12 +169,13 @@ def run(script: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=7, help="runs of each, in turn")
+    parser.add_argument("--smaller", type=int, default=1, help="divide the samples and the ranks by so many, to try it")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
     for _ in range(options.repeat):
         for script in (OURS, SCALE, TORCH):
-            for name, value in run(script).items():
+            for name, value in run(script, options.smaller).items():
                 found.setdefault(name, []).append(value)
     for name, values in found.items():
         print(f"    {name:<38} {statistics.median(values):8.2f}   ({min(values):.2f}-{max(values):.2f})")

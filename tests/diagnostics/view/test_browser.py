@@ -26,6 +26,8 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+LOADED = "Promise.allSettled([...document.images].map((image) => image.decode()))"
+"""Ends once each image of the page is there, or has failed."""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install one, as by `apt-get install chromium`"),
@@ -110,8 +112,8 @@ def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifes
     page.wait_for_selector(".tile")
     assert page.locator(".tile").count() == 12
     page.wait_for_selector("text=damaged or cut short")
-    page.wait_for_load_state("networkidle")
-    assert page.evaluate("[...document.images].slice(0, 3).every((one) => one.naturalWidth > 0)")
+    page.evaluate(LOADED)
+    assert page.evaluate("[...document.images].slice(0, 3).every((image) => image.naturalWidth > 0)")
     page.locator(".tile .head a").nth(1).click()  # the page of a sample, and its neighbours by key
     page.wait_for_selector("#sample-key >> text=0001")
     page.keyboard.press("ArrowRight")
@@ -194,7 +196,7 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
         page.goto("about:blank")
         page.goto(url + part)
         page.wait_for_selector("body:not([aria-busy])")
-        page.wait_for_load_state("networkidle")
+        page.evaluate(LOADED)
         assert "ran" not in page.title().split()
         assert page.locator("main script, main svg[onload], main img[onerror], main iframe, main object").count() == 0
     page.goto(f"{url}#/sample/0")

@@ -169,7 +169,7 @@ def train_under_join(shards: Path, batch_size: int, drop_last: bool) -> list[int
     return counts
 
 
-@pytest.mark.parametrize(("batch_size", "drop_last"), [(4, True), (6, False)])
+@pytest.mark.parametrize(("batch_size", "drop_last"), [(6, False), pytest.param(4, True, marks=pytest.mark.slow)])
 def test_no_rank_ends_before_another(ranks: Ranks, shards: Path, batch_size: int, drop_last: bool) -> None:
     found = ranks.all(train_under_join, shards, batch_size, drop_last)
     assert not [error for error in found if isinstance(error, str)], found

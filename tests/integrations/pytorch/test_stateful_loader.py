@@ -76,8 +76,8 @@ def take_and_resume(shards: Path, batch_size: int, options: dict[str, Any]) -> l
     ("workers", "every", "batch_size", "persistent"),
     [
         (0, 1, 4, False),
-        (2, 5, 4, True),
-        pytest.param(1, 2, 6, True, marks=pytest.mark.slow),
+        (2, 2, 6, True),
+        pytest.param(2, 5, 4, True, marks=pytest.mark.slow),
         pytest.param(3, 2, 6, True, marks=pytest.mark.slow),
         pytest.param(3, 1, 4, False, marks=pytest.mark.slow),
     ],

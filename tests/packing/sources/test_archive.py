@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trees import MAKERS, PHOTOS, contents, unpack
+from tests.support.packing import contents
+from tests.support.trees import MAKERS, PHOTOS, unpack
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
 

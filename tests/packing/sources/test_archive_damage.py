@@ -18,8 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.damage import altered
+from tests.support.packing import contents
 from tests.support.tars import plain_tar
-from tests.support.trees import PHOTOS, contents, zip_bytes
+from tests.support.trees import PHOTOS, zip_bytes
 from wdsdist.errors import SourceError, WdsdistError
 from wdsdist.packing import pack
 from wdsdist.packing.options import OnError
@@ -221,26 +223,6 @@ def test_what_a_killed_run_unpacked_is_removed_by_the_next(tmp_path: Path) -> No
 # Anything at all
 
 
-def mutations(data: bytes) -> st.SearchStrategy[bytes]:
-    """The data with a few bytes changed, a piece cut out or doubled, or its end cut off."""
-    places = st.integers(0, len(data) - 1)
-    changed = st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)
-
-    def change(changes: Iterable[tuple[int, int]]) -> bytes:
-        copy = bytearray(data)
-        for place, value in changes:
-            copy[place] = value
-        return bytes(copy)
-
-    pieces = st.tuples(places, places).map(sorted)
-    return st.one_of(
-        changed.map(change),
-        places.map(lambda end: data[:end]),
-        pieces.map(lambda piece: data[: piece[0]] + data[piece[1] :]),
-        pieces.map(lambda piece: data[: piece[1]] + data[piece[0] :]),
-    )
-
-
 def usable(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
     """Of the files that an oracle reads, those that are members of samples, by the names that they get."""
     found = {}
@@ -295,7 +277,7 @@ def test_a_mutated_archive_is_what_the_standard_library_reads_or_an_error(
     folder = Path(tempfile.mkdtemp())
     source = None
     try:
-        path = write(folder / name, data.draw(st.sampled_from(whole).flatmap(mutations)))
+        path = write(folder / name, data.draw(st.sampled_from(whole).flatmap(altered)))
         try:
             source = find(path, class_folders=False, scratch=folder)
             ours = contents(source)

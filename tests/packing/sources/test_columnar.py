@@ -1,4 +1,4 @@
-"""Parquet and Arrow files with bytes in them, and folders that datasets saved."""
+"""Parquet and Arrow files with bytes in them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.support.tables import members, write_arrow, write_arrow_stream, write_parquet
+from tests.support.packing import members
+from tests.support.tables import write_arrow, write_arrow_stream, write_parquet
 from wdsdist.errors import SourceError
 from wdsdist.packing.plan import shuffled_in_blocks
 from wdsdist.packing.sources import find
+from wdsdist.packing.sources.source import Blocks
 from wdsdist.samples.sample_spec import Decoder
 
 
@@ -131,87 +132,8 @@ def test_offsets_that_point_out_of_the_file_are_not_followed(tmp_path: Path) -> 
         find(path)
 
 
-class TestBlocks:
-    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
-    def test_each_sample_comes_once_and_windows_stay_within_their_limit(
-        self, blocks: list[tuple[int, int]], limit: int
-    ) -> None:
-        from wdsdist.packing.sources.source import Blocks
-
-        cuts = np.concatenate(([0], np.cumsum([rows for rows, _ in blocks])))
-        order = shuffled_in_blocks(Blocks(cuts, np.array([weight for _, weight in blocks]), limit), 1)
-        assert sorted(order.tolist()) == list(range(cuts[-1]))
-
-
-def saved(path: Path) -> Path:
-    datasets = pytest.importorskip("datasets")
-    datasets.disable_progress_bars()
-    features = datasets.Features(
-        {
-            "image": datasets.Image(),
-            "label": datasets.ClassLabel(names=["cat", "dog"]),
-            "note": datasets.Value("string"),
-            "kind": datasets.ClassLabel(names=["x"]),
-        }
-    )
-    images = [Image.new("RGB", (4, 4), (number, 0, 0)) for number in range(12)]
-    rows = {"image": images, "label": [0, 1] * 6, "note": [f"n{number}" for number in range(12)], "kind": [0] * 12}
-    made = datasets.Dataset.from_dict(rows, features=features)
-    made.shuffle(seed=1).save_to_disk(str(path), num_shards=2)
-    return path
-
-
-@pytest.mark.filterwarnings("ignore")  # of datasets' own dependencies
-class TestSaved:
-    def test_rows_are_those_that_datasets_reads(self, tmp_path: Path) -> None:
-        datasets = pytest.importorskip("datasets")
-        folder = saved(tmp_path / "saved")
-        source = find(folder)
-        wanted = datasets.load_from_disk(str(folder))
-        assert source.kind == "hf"
-        assert source.contents.notes == {
-            "classes": ["cat", "dog"],
-            "columns": {"image": "png", "label": "cls", "note": "txt", "kind": "kind.cls"},
-        }
-        for row, found in zip(wanted, members(source).values(), strict=True):
-            assert (int(found["cls"]), found["txt"].decode(), found["kind.cls"]) == (row["label"], row["note"], b"0")
-            assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["png"]))), np.asarray(row["image"]))
-
-    def test_a_split_has_to_be_named_where_there_are_several(self, tmp_path: Path) -> None:
-        saved(tmp_path / "d" / "train")
-        (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train"]}')
-        assert len(find(tmp_path / "d")) == len(find(tmp_path / "d" / "train")) == 12
-        shutil.copytree(tmp_path / "d" / "train", tmp_path / "d" / "test")
-        with pytest.raises(SourceError, match=r"holds the splits test, train: name one, for instance .*/d/test"):
-            find(tmp_path / "d")
-
-    @pytest.mark.parametrize(
-        ("state", "message"),
-        [
-            *((state, "names no data files") for state in ("{", "[]", "{}", '{"_data_files": [{"name": 3}]}')),
-            ('{"_data_files": [{"filename": "none.arrow"}]}', "does not hold the data files that its state.json names"),
-        ],
-    )
-    def test_a_damaged_folder_is_named(self, tmp_path: Path, state: str, message: str) -> None:
-        (tmp_path / "state.json").write_text(state)
-        with pytest.raises(SourceError, match=message):
-            find(tmp_path)
-
-
-@pytest.mark.parametrize("writer", [write_parquet, write_arrow, write_arrow_stream])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_damaged_file_is_a_table_or_a_typed_error(tmp_path: Path, writer: Any, data: st.DataObject) -> None:
-    whole = writer(tmp_path / "whole", [{"key": f"k{n}", "data": b"x" * n, "label": n, "v": [n]} for n in range(7)])
-    content = bytearray(whole.read_bytes())
-    if data.draw(st.booleans()):
-        del content[data.draw(st.integers(0, len(content) - 1)) :]
-    for _ in range(data.draw(st.integers(0, 3))):
-        if content:
-            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path = tmp_path / ("t.parquet" if writer is write_parquet else "t.arrow")
-    path.write_bytes(content)
-    try:
-        members(find(path))
-    except SourceError as error:
-        assert str(path) in str(error)  # noqa: PT017 - there may be no error at all
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=30), st.integers(0, 200))
+def test_blocks_are_shuffled_with_each_sample_once(blocks: list[tuple[int, int]], limit: int) -> None:
+    cuts = np.concatenate(([0], np.cumsum([rows for rows, _ in blocks])))
+    order = shuffled_in_blocks(Blocks(cuts, np.array([weight for _, weight in blocks]), limit), 1)
+    assert sorted(order.tolist()) == list(range(cuts[-1]))

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import tarfile
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import wdsdist
+from tests.support.packing import members
+from tests.support.trees import fill
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack_splits
-from wdsdist.packing.payloads import Sample
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.source import Recognised, Source
 
 
-def fill(root: Path, *names: str) -> Path:
-    """Make files whose content is their own name."""
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return root
-
-
-def samples(source: Source) -> list[Sample]:
-    """All samples, after the trip to a worker that packing sends them on."""
-    return list(pickle.loads(pickle.dumps(source.take(np.arange(len(source))))))
-
-
 def extensions(source: Source) -> dict[str, list[str]]:
-    return {key: [extension for extension, _ in members] for key, members in samples(source)}
+    return {key: list(found) for key, found in members(source).items()}
 
 
 def test_files_that_agree_up_to_the_first_dot_are_one_sample(tmp_path: Path) -> None:
@@ -155,7 +140,7 @@ class TestClassFolders:
         source = find(tmp_path, class_folders=True)
         assert source.contents.notes["classes"] == ["Zebra", "cat", "dog"]
         assert source.contents.notes["skipped"] == {"file beside the class folders, such as README.md": 1}
-        labels = {key: dict(members)["cls"] for key, members in samples(source)}
+        labels = {key: found["cls"] for key, found in members(source).items()}
         assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
         assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]
 

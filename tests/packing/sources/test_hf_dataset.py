@@ -1,14 +1,17 @@
-"""A ``Dataset`` object of ``datasets``: its rows, as those of a folder that its ``save_to_disk`` wrote."""
+"""A ``Dataset`` object of ``datasets``, and the folder that its ``save_to_disk`` writes: the rows that it has."""
 
 from __future__ import annotations
 
+import io
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.tables import members
+from tests.support.packing import members
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources import find
 
@@ -59,9 +62,35 @@ def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path:
     dataset = CHOICES[choice](photos())
     dataset.with_format(None).flatten_indices().save_to_disk(tmp_path / "saved")
     source, saved = find(dataset), find(tmp_path / "saved")
+    assert (saved.kind, saved.contents.notes["classes"]) == ("hf", ["cat", "dog"])
+    for row, found in zip(dataset.with_format(None), members(saved).values(), strict=True):
+        assert (int(found["cls"]), found.get("txt", b"").decode()) == (row["label"], row["note"] or "")
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["png"]))), np.asarray(row["image"]))
     assert (source.kind, len(source), source.contents.notes) == ("hf", len(dataset), saved.contents.notes)
     assert members(source) == members(saved)
     assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()
+
+
+def test_a_split_has_to_be_named_if_there_are_several(tmp_path: Path) -> None:
+    photos().save_to_disk(tmp_path / "d" / "train")
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    assert len(find(tmp_path / "d")) == len(find(tmp_path / "d" / "train")) == 12
+    shutil.copytree(tmp_path / "d" / "train", tmp_path / "d" / "test")
+    with pytest.raises(SourceError, match=r"holds the splits test, train: name one, for instance .*/d/test"):
+        find(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        *((state, "names no data files") for state in ("{", "[]", "{}", '{"_data_files": [{"name": 3}]}')),
+        ('{"_data_files": [{"filename": "none.arrow"}]}', "does not hold the data files that its state.json names"),
+    ],
+)
+def test_a_damaged_folder_is_named(tmp_path: Path, state: str, message: str) -> None:
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(SourceError, match=message):
+        find(tmp_path)
 
 
 def test_all_rows_tell_one_from_another() -> None:

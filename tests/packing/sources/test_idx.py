@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
+from tests.support.packing import members
 from tests.support.tars import npy_bytes
 from wdsdist.errors import SourceError
 from wdsdist.packing.sources import find, idx
-from wdsdist.packing.sources.source import Source
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), np.uint8)
@@ -44,17 +43,12 @@ def write_set(
     return folder
 
 
-def samples(source: Source) -> dict[str, dict[str, bytes]]:
-    taken = pickle.loads(pickle.dumps(source.take(np.arange(len(source)))))
-    return {key: dict(members) for key, members in taken}
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_set_becomes_arrays_and_classes(tmp_path: Path, suffix: str) -> None:
     source = find(write_set(tmp_path, "t10k", IMAGES, LABELS, suffix))
     assert (source.kind, len(source), source.location) == ("idx", 5, str(tmp_path / "t10k"))
     assert source.contents.sizes.tolist() == [2048] * 5
-    assert samples(source) == {
+    assert members(source) == {
         f"t10k-{number:06}": {"cls": str(label).encode(), "npy": npy_bytes(image)}
         for number, (image, label) in enumerate(zip(IMAGES, LABELS.tolist(), strict=True))
     }
@@ -146,8 +140,6 @@ def test_fashion_mnist_is_read_as_published() -> None:
     labels = gzip.decompress((EXAMPLES / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
     images = np.frombuffer(raw, np.uint8, offset=16).reshape(10_000, 28, 28)
     assert len(source) == 10_000
-    for number in (0, 123, 9_999):
-        members = {"cls": str(labels[number]).encode(), "npy": npy_bytes(images[number])}
-        assert [(key, dict(found)) for key, found in source.take(np.array([number]))] == [
-            (f"t10k-{number:06}", members)
-        ]
+    assert members(source, [0, 123, 9_999]) == {
+        f"t10k-{n:06}": {"cls": str(labels[n]).encode(), "npy": npy_bytes(images[n])} for n in (0, 123, 9_999)
+    }

@@ -58,21 +58,6 @@ def test_stored_sizes_know_long_paths(length: int) -> None:
         assert result.stored_sizes().tolist() == [stored_size(f"{folder}/{name}", int(result.sizes[0]))]
 
 
-def test_any_change_gives_another_digest() -> None:
-    def digest(files: dict[str, int]) -> str:
-        return list_samples(opened(files)).digest
-
-    variants: list[dict[str, int]] = [
-        {"a.x": 1, "b.x": 2},
-        {"a.x": 2, "b.x": 1},
-        {"a.x": 1, "b.y": 2},
-        {"a.x": 1, "c/b.x": 2},
-        {"a.x": 1},
-        {"a/a.x": 1, "a/b.x": 2},
-    ]
-    assert len({digest(files) for files in variants}) == len(variants)
-
-
 def test_a_listing_takes_few_bytes_beside_the_names() -> None:
     import tracemalloc
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
-import fsspec.asyn
 import pytest
 
 from tests.support.memory_store import Fault, MemoryStore
-from tests.support.tables import members, write_arrow, write_parquet
+from tests.support.packing import members
+from tests.support.tables import write_arrow, write_parquet
 from tests.support.tars import plain_tar
 from tests.support.trees import PHOTOS, unpack, zip_bytes
+from tests.support.web import Web, served
 from wdsdist.errors import NotFoundError, SourceError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
@@ -38,35 +35,10 @@ def upload(url: str, files: Mapping[str, bytes]) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[SimpleNamespace]:
-    """A web server on loopback: ``url``, the ``folder`` that it serves, and the ``requests`` that it saw."""
-    folder = tmp_path / "www"
-    folder.mkdir()
-    requests: list[str] = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
-
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
-    thread = threading.Thread(target=running.serve_forever)
-    thread.start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{running.server_port}", folder=folder, requests=requests)
-    running.shutdown()
-    thread.join()
-    running.server_close()
-    _stop_clients()
-
-
-def _stop_clients() -> None:
-    """End the thread of fsspec's clients: other tests ask what packing does in a process with a single thread."""
-    fsspec.get_filesystem_class("http").clear_instance_cache()
-    loop, clients = fsspec.asyn.loop[0], fsspec.asyn.iothread[0]
-    if clients is not None:
-        loop.call_soon_threadsafe(loop.stop)
-        clients.join()
-        loop.close()
-        fsspec.asyn.reset_lock()
+def server(tmp_path: Path) -> Iterator[Web]:
+    (tmp_path / "www").mkdir()
+    with served(tmp_path / "www") as web:
+        yield web
 
 
 def test_a_remote_folder_packs_to_the_same_shards_as_a_local_one(store: str, tmp_path: Path) -> None:
@@ -77,27 +49,25 @@ def test_a_remote_folder_packs_to_the_same_shards_as_a_local_one(store: str, tmp
     assert found.extra["classes"] == ["Zebra", "cat", "dog"]
 
 
-def test_a_folder_on_the_web_is_refused(server: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_folder_on_the_web_is_refused(server: Web, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is on the web, which is read only and lists no folders"):
         pack(f"{server.url}/photos", tmp_path / "shards")
 
 
 @pytest.mark.parametrize("name", ["photos.zip", "photos.tar"])
-def test_a_remote_archive_is_fetched_once_and_leaves_nothing(
-    server: SimpleNamespace, tmp_path: Path, name: str
-) -> None:
+def test_a_remote_archive_is_fetched_once_and_leaves_nothing(server: Web, tmp_path: Path, name: str) -> None:
     (server.folder / name).write_bytes(zip_bytes(PHOTOS) if name.endswith("zip") else plain_tar(PHOTOS.items()))
     expected = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "local", shard_samples=5)
     dest = tmp_path / "remote"
     for most in (3, 1):  # the second time, all is there already: only the size is asked for
-        server.requests.clear()
+        server.asked.clear()
         found = pack(f"{server.url}/{name}", dest, shard_samples=5, workers=1)
         assert found.fingerprint == expected.fingerprint
-        assert 1 <= sum(line.startswith(f"GET /{name}") for line in server.requests) <= most
+        assert 1 <= server.asked.count(f"/{name}") <= most
     assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
 
 
-def test_options_of_one_store_are_not_given_to_another(server: SimpleNamespace, store: str) -> None:
+def test_options_of_one_store_are_not_given_to_another(server: Web, store: str) -> None:
     (server.folder / "photos.zip").write_bytes(zip_bytes(PHOTOS))
     private = {"token": "hidden"}  # which the store in memory ignores, and the web refuses
     assert pack(f"{server.url}/photos.zip", store, workers=1, storage_options=private).num_samples == 36
@@ -150,11 +120,10 @@ def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Pat
         store.plant(Fault("*.txt", "error", verb="read", error=PermissionError("the store is down")))
         with pytest.raises(StorageError, match="the store is down"):
             pack(f"{store.url}/photos", tmp_path / "out", workers=1, on_error="skip")
-    _stop_clients()
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_what_does_not_exist_is_said_without_secrets(store: str, server: SimpleNamespace) -> None:
+def test_what_does_not_exist_is_said_without_secrets(store: str, server: Web) -> None:
     with pytest.raises(NotFoundError, match=r"^memory://bucket/photos does not exist"):
         find(store)
     host = server.url.removeprefix("http://")

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.tables import WRITERS, Record, members, write_arrow, write_csv
+from tests.support.packing import members
+from tests.support.tables import WRITERS, Record, write_arrow, write_csv
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find

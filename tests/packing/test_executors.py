@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,43 +15,31 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.engines.conftest import contents
+from tests.support import made
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.integrations.engines import connect
 from wdsdist.packing import pack
 from wdsdist.packing.destination import Place
 
+DataBytes = Callable[[Path], dict[str, bytes]]
+
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
 def test_any_executor_gives_the_same_bytes_and_stays_open(
-    kind: type[Executor], source: Path, alone: dict[str, bytes], tmp_path: Path
+    kind: type[Executor], source: Path, alone: dict[str, bytes], tmp_path: Path, data_bytes: DataBytes
 ) -> None:
     with kind(2) as executor:  # type: ignore[call-arg]
         pack(source, tmp_path / "dest", shard_samples=5, executor=executor)
         assert executor.submit(int, "7").result() == 7
-    assert contents(tmp_path / "dest") == alone
+    assert data_bytes(tmp_path / "dest") == alone
 
 
-class Squares:
-    """A data set with random access, which pickles by the name of its class."""
-
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> int:
-        return index**2
-
-
-def as_text(item: int) -> dict[str, str]:
-    return {"txt": f"{item}"}
-
-
-def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path) -> None:
-    made = pack(Squares(), tmp_path / "here", encode=as_text, shard_samples=5, workers=1)
+def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path, data_bytes: DataBytes) -> None:
+    one = pack(made.Squares(), tmp_path / "here", encode=made.encode, shard_samples=5, workers=1)
     with ProcessPoolExecutor(2) as executor:
-        found = pack(Squares(), tmp_path / "there", encode=as_text, shard_samples=5, executor=executor)
-    assert found.fingerprint == made.fingerprint
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+        found = pack(made.Squares(), tmp_path / "there", encode=made.encode, shard_samples=5, executor=executor)
+    assert found.fingerprint == one.fingerprint
+    assert data_bytes(tmp_path / "there") == data_bytes(tmp_path / "here")
 
 
 def test_what_cannot_go_to_the_workers_is_refused(tmp_path: Path) -> None:
@@ -58,7 +47,7 @@ def test_what_cannot_go_to_the_workers_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"one stream of samples.*leave executor out"):
             pack(iter([{"txt": "a"}]), tmp_path / "dest", executor=executor)
         with pytest.raises(ArgumentError, match=r"does not pickle.*define it, and encode, in a module"):
-            pack(Squares(), tmp_path / "dest", encode=lambda item: as_text(item), executor=executor)
+            pack(made.Squares(), tmp_path / "dest", encode=lambda item: made.encode(item), executor=executor)
     assert not (tmp_path / "dest").exists()
 
 

@@ -8,12 +8,11 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integrations.engines.conftest import contents
 from tests.support import forked
 from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
@@ -21,6 +20,7 @@ from wdsdist.packing import pack
 # Ray notes in /tmp where its cluster is, so that of the tests with one only one may run at a time.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
+DataBytes = Callable[[Path], dict[str, bytes]]
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
@@ -52,7 +52,7 @@ def pack_on(cluster: tuple[str, str], source: Path, dest: Path, *more: str) -> s
 
 
 def test_a_killed_worker_costs_nothing_but_time(
-    cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path
+    cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path, data_bytes: DataBytes
 ) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -61,15 +61,15 @@ def test_a_killed_worker_costs_nothing_but_time(
     killed = (notes / "killed").read_text()
     finished = {path.name for path in notes.glob("finished-*")}
     assert finished - {f"finished-{killed}"}, "others have done the rest"
-    assert contents(tmp_path / "dest") == alone  # hence nothing half of the killed one's either
+    assert data_bytes(tmp_path / "dest") == alone  # hence nothing half of the killed one's either
 
 
 def test_the_command_packs_on_the_cluster(
-    cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path
+    cluster: tuple[str, str], source: Path, alone: dict[str, bytes], tmp_path: Path, data_bytes: DataBytes
 ) -> None:
     done = pack_on(cluster, source, tmp_path / "dest")
     assert (done.returncode, done.stdout.partition(":")[0]) == (0, "packed"), done.stderr
-    assert contents(tmp_path / "dest") == alone
+    assert data_bytes(tmp_path / "dest") == alone
 
 
 def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
@@ -82,7 +82,7 @@ def test_an_error_of_a_worker_is_the_line_that_one_machine_gives(
 
 
 def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
-    source: Path, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, alone: dict[str, bytes], tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
@@ -97,4 +97,4 @@ def test_a_cluster_that_gives_up_is_an_error_and_what_is_whole_is_kept(
     assert "DestinationError: the dask cluster lost 1 workers at one shard" in job.stderr
     assert not (tmp_path / "dest" / "index.json").exists()
     pack(source, tmp_path / "dest", shard_samples=5, workers=1)
-    assert contents(tmp_path / "dest") == alone
+    assert data_bytes(tmp_path / "dest") == alone
