@@ -54,7 +54,7 @@ def wrong(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> In
     """
     if index.checksums is None:
         return wrong_headers(index, members, content)
-    return members[of_data(content, index.offsets[members], index.sizes[members]) != index.checksums[members]]
+    return members[np.flatnonzero(of_data(content, *needed(index, members)) != index.checksums[members])]
 
 
 def wrong_headers(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> Int64s:
