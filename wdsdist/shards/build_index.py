@@ -100,8 +100,11 @@ def index(
     file_name = index_json.file_name(name)
     spelled = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     options = storage.named(storage_options, spelled)
-    locations = _tars(spelled, options)
-    if locations != spelled and name is None:
+    is_folder = len(spelled) == 1 and not is_tar(storage.split(spelled[0])[1])
+    locations = tars_in(spelled[0], options) if is_folder else spelled
+    if not locations:
+        raise NotFoundError(f"{storage.shown(spelled[0])} holds no .tar files")
+    if is_folder and name is None:
         advice = f"`wdsdist index {storage.shown(spelled[0])} --splits` makes one each"
         warn_of_splits(spelled[0], _names(locations), options, advice)
     target, names = _target(locations, output)
@@ -163,16 +166,6 @@ def index_splits(shards: Location, *, storage_options: Mapping[str, Any] | None 
         index([storage.join(folder, tar) for tar in tars], name=split, storage_options=storage_options, **more)
         for split, tars in splits.items()
     ]
-
-
-def _tars(spelled: list[str], options: storage.StorageOptions) -> list[str]:
-    """Return the locations of the tars that are named, or that lie in the folder that is named."""
-    locations = spelled
-    if len(spelled) == 1 and not is_tar(storage.split(spelled[0])[1]):
-        locations = tars_in(spelled[0], options)
-    if not locations:
-        raise NotFoundError(f"{storage.shown(spelled[0])} holds no .tar files")
-    return locations
 
 
 def _names(locations: Iterable[str]) -> list[str]:

@@ -81,7 +81,7 @@ def by_foreign_counts(
     there, or of several splits.
     """
     file, splits = find(folder, options)
-    counts = {shard.name: shard.num_samples for shards in splits.values() for shard in shards}
+    counts = {name: count for part in splits.values() for name, count in part.items()}
     names = list(counts) if locations is None else [storage.split(location)[1] for location in locations]
     if not splits or not counts.keys() >= set(names):
         return None
@@ -113,11 +113,11 @@ def by_foreign_counts(
     )
 
 
-def find(folder: str, options: storage.StorageOptions) -> tuple[str, dict[str, list[Shard]]]:
-    """Return the name of the first index of another tool beside some tars, and its splits that have a tar.
+def find(folder: str, options: storage.StorageOptions) -> tuple[str, dict[str, dict[str, int]]]:
+    """Return the name of the first index of another tool beside some tars, and the samples of each tar by split.
 
-    The name of a split is empty if the tool has no splits. Raises `NotFoundError` with the reason for an index that
-    cannot be used, and `StorageError`.
+    The name of a split is empty if the tool has no splits; each split has a tar. Raises `NotFoundError` with the reason
+    for an index that cannot be used, and `StorageError`.
     """
     for file, parse in _KNOWN.items():
         content = _read(folder, file, options)
@@ -127,10 +127,11 @@ def find(folder: str, options: storage.StorageOptions) -> tuple[str, dict[str, l
             splits = {}
             for split, counts in parse(content, folder, options).items():
                 listed = [{"url": name, "nsamples": count} for name, count in counts]
-                if shards := index_json.entries(listed, folder):
-                    splits[split] = shards
-                if other := next((shard.name for shard in shards if not is_tar(storage.split(shard.name)[1])), None):
+                samples = {shard.name: shard.num_samples for shard in index_json.entries(listed, folder)}
+                if other := next((name for name in samples if not is_tar(storage.split(name)[1])), None):
                     raise ValueError(f"{other!r} is not a tar")
+                if samples:
+                    splits[split] = samples
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
             raise NotFoundError(
@@ -155,10 +156,7 @@ def find_splits(folder: str, names: Sequence[str], options: storage.StorageOptio
         except StorageError:  # a store may refuse to look there
             continue
         if len(counted) > 1:
-            splits = {
-                split: list(dict.fromkeys(tar.name.removeprefix(prefix) for tar in tars))
-                for split, tars in counted.items()
-            }
+            splits = {split: [name.removeprefix(prefix) for name in tars] for split, tars in counted.items()}
             if others := sorted({*names}.difference(*splits.values())):
                 splits[""] = others
             return splits

@@ -76,8 +76,8 @@ def open(  # noqa: A001
 
         check_rule(key)
     check_flag("allow_elsewhere", allow_elsewhere)
-    timeout = None if download_timeout is None else check_seconds("download_timeout", download_timeout)
-    deadline = None if timeout is None else storage.Deadline(timeout)
+    seconds = download_timeout
+    deadline = None if seconds is None else storage.Deadline(check_seconds("download_timeout", seconds))
     manifest = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
     manifest = manifest if generation is None else manifest.at_generation(generation)
     return manifest.staged() if check_flag("stage", stage) else manifest

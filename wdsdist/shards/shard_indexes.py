@@ -66,10 +66,7 @@ def shard_index(
     else:
         from wdsdist.shards import scan
 
-        try:
-            index = scan.scan_remote(location, int(manifest.sizes[number]), options, key_rule=rule, deadline=deadline)
-        except NotFoundError as error:
-            raise NotFoundError(f"shard {shown} does not exist") from error
+        index = scan.scan_remote(location, int(manifest.sizes[number]), options, key_rule=rule, deadline=deadline)
     index = manifest.check_index(number, index, shown)
     if keep and len(index.offsets) * len(manifest.kept) < _MOST_KEPT:
         manifest.kept[location] = index

@@ -52,11 +52,9 @@ def wrong(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> In
 
     Without checksums only their headers are checked, which finds another tar, but not altered data.
     """
-    offsets, sizes = index.offsets[members], index.sizes[members]
-    if index.checksums is not None:
-        is_wrong: npt.NDArray[np.bool_] = of_data(content, offsets, sizes) != index.checksums[members]
-        return members[is_wrong]
-    return wrong_headers(index, members, content)
+    if index.checksums is None:
+        return wrong_headers(index, members, content)
+    return members[np.flatnonzero(of_data(content, *needed(index, members)) != index.checksums[members])]
 
 
 def wrong_headers(index: ShardIndex, members: Int64s, content: bytes | memoryview) -> Int64s:

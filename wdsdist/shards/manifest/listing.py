@@ -221,8 +221,7 @@ class Listing:
                 )
         if index.file.sha256 and listed.sha256 not in ("", index.file.sha256):
             raise ShardDamagedError(
-                f"shard {shard} was indexed with another digest than index.json gives: run `wdsdist verify` on its "
-                f"folder"
+                f"shard {shard} was indexed with another digest than index.json gives: run `wdsdist verify` there"
             )
         return index
 
