@@ -26,7 +26,7 @@ import wdsdist
 from tests.support.examples import fewer
 from tests.support.folders import forked, status
 from tests.support.memory_store import MemoryStore
-from tests.support.tars import npy_bytes, plain_tar
+from tests.support.tars import npy_bytes, plain_tar, write_samples
 from wdsdist.curation import add, column_file, columns
 from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, IndexFormatError, ShardDamagedError
 from wdsdist.shards.manifest import Manifest
@@ -65,13 +65,8 @@ def members_of(shard: int, sample: int) -> dict[str, bytes]:
 
 def write(folder: Path, shards: range, samples: int = 7) -> Path:
     folder.mkdir(exist_ok=True)
-    for shard in shards:
-        members = [
-            (f"{shard}/k{sample}.{extension}", data)
-            for sample in range(samples)
-            for extension, data in members_of(shard, sample).items()
-        ]
-        (folder / f"{shard:03}.tar").write_bytes(plain_tar(members))
+    content = ([members_of(shard, sample) for sample in range(samples)] for shard in shards)
+    write_samples(folder, content, first=shards.start)
     return folder
 
 

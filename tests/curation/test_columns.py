@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support.examples import fewer
 from tests.support.memory_store import Fault, MemoryStore
-from tests.support.tars import plain_tar
+from tests.support.tars import plain_tar, write_samples
 from tests.support.web import served
 from wdsdist.curation import columns, fields
 from wdsdist.curation.columns import ColumnLookup
@@ -28,24 +28,11 @@ SAMPLE = st.dictionaries(st.sampled_from(["jpg", "JSON", "seg.png", "txt"]), st.
 SHARDS = st.lists(st.lists(SAMPLE, max_size=4), min_size=1, max_size=3)
 
 
-def written(folder: Path, shards: list[list[dict[str, bytes]]]) -> list[str]:
-    names = []
-    for number, samples in enumerate(shards):
-        named = [
-            (f"{number}/k{place}.{extension}", data)
-            for place, sample in enumerate(samples)
-            for extension, data in sample.items()
-        ]
-        (folder / f"{number}.tar").write_bytes(plain_tar(named))
-        names += [f"{number}/k{place}" for place in range(len(samples))]
-    return names
-
-
 @fewer(3)
 @given(SHARDS)
 def test_free_columns_are_what_tarfile_says(tmp_path_factory: pytest.TempPathFactory, shards: list) -> None:
     folder = tmp_path_factory.mktemp("data")
-    keys = written(folder, shards)
+    keys = write_samples(folder, shards)
     data = wdsdist.index(folder)
     sizes: dict[str, dict[str, int]] = {key: {} for key in keys}
     where = {}
@@ -77,7 +64,7 @@ def test_a_concatenation_has_the_columns_that_all_its_data_sets_have(tmp_path: P
     found = []
     for name, sample in (("a", {"jpg": b"1", "txt": b"12"}), ("b", {"txt": b"123"}), ("c", {"txt": b"", "cls": b"0"})):
         (tmp_path / name).mkdir()
-        written(tmp_path / name, [[sample], [sample]])
+        write_samples(tmp_path / name, [[sample], [sample]])
         found.append(wdsdist.index(tmp_path / name))
     joined = join([join(found[:2], ["a", "b"]), found[2]], ["ab", "c"])
     assert columns.names(joined) == ["key", "shard", "bytes", "txt.bytes"]
@@ -88,7 +75,7 @@ def test_a_concatenation_has_the_columns_that_all_its_data_sets_have(tmp_path: P
 
 
 def test_free_columns_of_a_store_read_no_shard(tmp_path: Path) -> None:
-    keys = written(tmp_path, [[{"jpg": b"x" * 9}], [{"jpg": b"y"}]])
+    keys = write_samples(tmp_path, [[{"jpg": b"x" * 9}], [{"jpg": b"y"}]])
     wdsdist.index(tmp_path)
     with MemoryStore({path.name: path.read_bytes() for path in tmp_path.iterdir()}) as store:
         data = wdsdist.open(store.url)
@@ -206,7 +193,7 @@ def test_classes_are_columns_by_themselves(tmp_path: Path) -> None:
 def test_members_that_cannot_be_read_have_no_value_and_the_reason_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes, reason: str
 ) -> None:
-    written(tmp_path, [[{name: content}, {name: b"1" if name != "json.gz" else gzip.compress(b"1")}]])
+    write_samples(tmp_path, [[{name: content}, {name: b"1" if name != "json.gz" else gzip.compress(b"1")}]])
     data = wdsdist.index(tmp_path).add_columns(fields=[name], workers=1)
     assert columns.column(data, name).is_null().to_pylist()[0]
     assert f"{name}: the members of " in caplog.text

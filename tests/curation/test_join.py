@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support.examples import fewer
 from tests.support.memory_store import MemoryStore
-from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, answering
 from wdsdist.curation import add, columns, join
 from wdsdist.errors import ArgumentError, NotFoundError
@@ -29,14 +27,8 @@ UIDS = [f"{number % 9:032x}" for number in range(12)]  # of which three come twi
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    folder = tmp_path_factory.mktemp("data")
-    for shard in range(3):
-        members = [
-            (f"{KEYS[n]}.json", json.dumps({"uid": UIDS[n], "n": n}).encode()) for n in range(4 * shard, 4 * shard + 4)
-        ]
-        (folder / f"{shard}.tar").write_bytes(plain_tar(members))
-    wdsdist.index(folder, workers=1)
-    return wdsdist.open(folder)
+    samples = ({"__key__": KEYS[n], "json": {"uid": UIDS[n], "n": n}} for n in range(12))
+    return wdsdist.pack(samples, tmp_path_factory.mktemp("data") / "shards", shuffle_seed=None, shard_samples=4)
 
 
 def values(data: Manifest, name: str) -> list[Any]:
@@ -72,7 +64,7 @@ def test_rows_and_samples_are_matched_as_a_dict_does(
             first.setdefault(row["key"], row["v"])
     assert values(data, "v") == [first.get(key) for key in KEYS]
     own, theirs = [row["key"] for row in rows], columns.column(data, "key").chunks
-    matched, is_matched = join.match(data, "key", lambda: theirs, lambda: [pa.array(own)], len(rows), "rows")
+    matched, is_matched = join.match(data, "key", theirs, [pa.array(own)], len(rows), "rows")
     assert matched.tolist() == [own.index(key) if key in own else -1 for key in KEYS]
     assert is_matched.tolist() == [key in KEYS for key in own]
 

@@ -79,6 +79,17 @@ def write_numbered(folder: Path, counts: Iterable[int], *, extension: str = "cls
     return folder
 
 
+def write_samples(folder: Path, shards: Iterable[Iterable[Mapping[str, bytes]]], *, first: int = 0) -> list[str]:
+    """Write a tar of the members of each shard's samples, named from ``first`` on; return the keys in order."""
+    keys = []
+    for number, samples in enumerate(shards, first):
+        named = [(f"{number}/k{place}", members) for place, members in enumerate(samples)]
+        members = [(f"{key}.{extension}", data) for key, sample in named for extension, data in sample.items()]
+        (folder / f"{number:03}.tar").write_bytes(plain_tar(members))
+        keys += [key for key, _ in named]
+    return keys
+
+
 def listing(content: bytes) -> Listing:
     """List (name, offset of the data, size) of the regular files, as ``tarfile`` finds them.
 

@@ -7,9 +7,10 @@ shards. It opens no table: the user names a table for each join, and a data set 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,14 +100,8 @@ def add_columns(
             made[field.name], _ = arrays.filled_up(_values(data, stored), read[field.name])
             write(field.name, made[field.name], field.kind, stored.tables if stored else [])
         if tables:
-
-            def samples() -> Iterator[Any]:
-                if own in made:
-                    yield from made[own].chunks
-                    return
-                reader = ColumnReader(data, own)
-                yield from map(reader.of_shard, np.flatnonzero(data.counts).tolist())
-
+            filled = np.flatnonzero(data.counts).tolist()
+            samples = made[own].chunks if own in made else map(ColumnReader(data, own).of_shard, filled)
             rows = _match(data, own, samples, tables, theirs)
         for name in joined:
             stored = kept(name)
@@ -159,14 +154,10 @@ def _joined(tables: Sequence[Table], on: str, only: Collection[str] | None) -> l
     return joined
 
 
-def _match(data: Manifest, own: str, samples: Callable[[], Iterable[Any]], tables: Sequence[Table], on: str) -> Int64s:
+def _match(data: Manifest, own: str, samples: Iterable[Any], tables: Sequence[Table], on: str) -> Int64s:
     """Match the rows of tables, counted one after another, with the samples; return the row of each sample or -1."""
     num_rows = sum(table.num_rows for table in tables)
-
-    def keys() -> Iterator[Any]:
-        for table in tables:
-            yield from column(table, name_in(table, on))
-
+    keys = itertools.chain.from_iterable(column(table, name_in(table, on)) for table in tables)
     rows, is_matched = match(data, own, samples, keys, num_rows, _label(tables))
     num_used, matched, unmatched = len(np.unique(rows[rows >= 0])), int(is_matched.sum()), int((rows < 0).sum())
     _log.log(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -52,21 +52,18 @@ def plain(values: Any, metadata: Any = None) -> Any:
     return values.cast("double" if types.is_floating(kind) else "large_string")
 
 
-def common_type(types: Iterable[Any]) -> Any:
-    """Return the narrowest type for values of several types: strings if they have nothing else in common."""
-    pa = pyarrow()
+def concatenated(parts: Iterable[Any]) -> Any:
+    """Return arrays and chunked arrays one after another, as a chunked array of the narrowest type for all.
+
+    Values that have no other type in common become strings.
+    """
+    pa, chunks = pyarrow(), [chunk for part in parts for chunk in getattr(part, "chunks", [part])]
     try:
-        schemas = [pa.schema([("", kind)]) for kind in (pa.null(), *types)]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        schemas = [pa.schema([("", kind)]) for kind in {pa.null(), *(chunk.type for chunk in chunks)}]
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.large_string()
-
-
-def concatenated(parts: Sequence[Any]) -> Any:
-    """Return arrays and chunked arrays one after another, as a chunked array of the narrowest type for all."""
-    kind = common_type(part.type for part in parts)
-    chunks = [chunk for part in parts for chunk in getattr(part, "chunks", [part])]
-    return pyarrow().chunked_array([chunk.cast(kind, safe=False) for chunk in chunks], kind)
+        kind = pa.large_string()
+    return pa.chunked_array([chunk.cast(kind, safe=False) for chunk in chunks], kind)
 
 
 def filled_up(values: Any, others: Any, *, replace: bool = False) -> tuple[Any, int]:
@@ -74,13 +71,12 @@ def filled_up(values: Any, others: Any, *, replace: bool = False) -> tuple[Any, 
 
     With ``replace``, the others come first. ``values`` is a chunked array, and so is the result.
     """
-    pa, compute = pyarrow(), pyarrow().compute
-    kind = common_type([values.type, others.type])
-    values, others = values.cast(kind, safe=False), others.cast(kind, safe=False)
-    if pa.types.is_null(kind):
+    both, compute = concatenated([values, others]), pyarrow().compute
+    values, others = both[: len(values)], both[len(values) :]
+    if str(both.type) == "null":
         return values, 0
     differs = compute.not_equal(values, others)
-    if pa.types.is_floating(kind):
+    if str(both.type) == "double":
         differs = compute.and_not(differs, compute.and_(compute.is_nan(values), compute.is_nan(others)))
     filled = compute.coalesce(others, values) if replace else compute.coalesce(values, others)
     return filled, compute.sum(differs).as_py() or 0

@@ -107,7 +107,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-    rows, _ = match(data, on, lambda: own.chunks, lambda: [listed], len(listed), label, argument)
+    rows, _ = match(data, on, own.chunks, [listed], len(listed), label, argument)
     return rows >= 0, note | {"values": len(listed), "on": on, "samples": int((rows >= 0).sum())}
 
 

@@ -7,7 +7,7 @@ packed, and if it has classes, ``cls`` and ``cls.name``. The lengths that batche
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +121,9 @@ class ColumnReader:
         self._item_size = int(what == BYTES)
         if what == "tokens":
             self._item_size = _item_size(manifest, extension) or (item_sizes or {}).get(extension, 0)
-        self._is_size = name == BYTES or (self._item_size > 0 and extension in extensions_in(manifest))
-        is_known = self._is_size or self.is_part or is_class or name in (KEY, SHARD)
-        if self.stored is None and not is_known:
+        is_size = name == BYTES or (self._item_size > 0 and extension in extensions_in(manifest))
+        self._is_size = is_size and self.stored is None
+        if self.stored is None and not (is_size or self.is_part or is_class or name in (KEY, SHARD)):
             raise unknown(manifest, name)
 
     def read(self, shards: Sequence[int]) -> Any:
@@ -131,37 +131,34 @@ class ColumnReader:
 
         A view has its own samples, in its own order.
         """
-        picks = None if self.is_part else self.manifest.picks
-        is_indexed = self.stored is None and (self._is_size or self.name == KEY)
+        is_indexed, picks = self._is_size or self.name == KEY, None if self.is_part else self.manifest.picks
         indexes = shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
-        parts = []
-        for number, index in indexes:
-            values = self.of_shard(number, index)
-            parts.append(values if picks is None else values.take(pyarrow().array(picks.of_shard(number))))
-        return arrays.concatenated(parts)
+        values = ((number, self.of_shard(number, index)) for number, index in indexes)
+        if picks is None:
+            return arrays.concatenated(array for _, array in values)
+        return arrays.concatenated(array.take(pyarrow().array(picks.of_shard(number))) for number, array in values)
 
     def of_shard(self, number: int, index: ShardIndex | None = None) -> Any:
         """Return the values of all samples that a shard holds, as an array."""
-        pa, picks = pyarrow("columns"), self.manifest.picks
+        pa, picks, whole = pyarrow("columns"), self.manifest.picks, self._whole
         if self.is_part:
             assert picks is not None
-            assert picks.parts is not None
-            parts = picks.parts[picks.starts[number] : picks.starts[number + 1], PARTS.index(self.name)]
-            return pa.array(parts, "int64")
-        if self.stored is None and self.name == SHARD:
-            name = storage.split(self._whole.shown_name(number))[1]
-            return pa.repeat(pa.scalar(name, "large_string"), int(self._whole.counts[number]))
-        if self.stored is None and self.name == KEY:
-            return _keys(index or shard_index(self._whole, number))
-        if self.stored is None and self._is_size:
-            sizes, missing = self._sizes(index or shard_index(self._whole, number))
+            samples = np.arange(self.manifest.counts[number])
+            return pa.array(picks.parts_in(number, samples)[PARTS.index(self.name)])  # type: ignore[index]
+        if self.name == SHARD:
+            name = storage.split(whole.shown_name(number))[1]
+            return pa.repeat(pa.scalar(name, "large_string"), int(whole.counts[number]))
+        if self.name == KEY:
+            return _keys(index or shard_index(whole, number))
+        if self._is_size:
+            sizes, missing = self._sizes(index or shard_index(whole, number))
             return pa.array(sizes, mask=missing)
         if self.stored is not None:
             values = self.stored.read(number)
         else:
             from wdsdist.curation import fields
 
-            values = fields.read(self._whole, [fields.Field("field", CLASS)], number)[0][CLASS]
+            values = fields.read(whole, [fields.Field("field", CLASS)], number)[0][CLASS]
         if not self._classes:
             return values
         known = pa.array([str(name) for name in self._classes], "large_string")
@@ -170,7 +167,7 @@ class ColumnReader:
 
     def numbers(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Return the values of all samples that a shard holds, and which are missing; strings as uint64 hashes."""
-        if self.stored is None and not self.is_part and self._is_size:  # without pyarrow
+        if self._is_size:  # without pyarrow
             return self._sizes(shard_index(self._whole, number))
         values = self.of_shard(number)
         missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
@@ -183,10 +180,8 @@ class ColumnReader:
         """Return the bytes or tokens of each sample of a shard, and which of them are missing."""
         if self.name == BYTES:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
-        extension = self.name.rpartition(".")[0]
-        has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])[index.extension_ids]
-        missing = _sums(has_extension.astype(np.int64), index.sample_starts) == 0
-        return _sums(np.where(has_extension, index.sizes, 0), index.sample_starts) // self._item_size, missing
+        members = members_of(index, [self.name.rpartition(".")[0]])
+        return np.append(index.sizes, 0)[members] // self._item_size, members < 0
 
 
 def _keys(index: ShardIndex) -> Any:
@@ -203,12 +198,19 @@ def _keys(index: ShardIndex) -> Any:
 
 def sample_bytes(index: ShardIndex) -> Int64s:
     """Return the bytes of all members of each sample: the column ``bytes`` of one shard."""
-    return _sums(index.sizes, index.sample_starts)
+    starts = index.sample_starts[:-1]  # each sample has a member
+    return np.add.reduceat(index.sizes, starts) if len(starts) else np.zeros(0, np.int64)
 
 
-def _sums(values: Int64s, starts: Int64s) -> Int64s:
-    """Return the sum over each sample's members; each sample has at least one."""
-    return np.add.reduceat(values, starts[:-1]) if len(starts) > 1 else np.zeros(0, np.int64)
+def members_of(index: ShardIndex, extensions: Sequence[str]) -> Int64s:
+    """Return int64 [samples]: the member of each sample with the first of some extensions that it has, or -1."""
+    owners = np.repeat(np.arange(index.num_samples), np.diff(index.sample_starts))
+    members = np.full(index.num_samples, -1, np.int64)
+    for extension in reversed(extensions):
+        has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])
+        numbers = np.flatnonzero(has_extension[index.extension_ids])
+        members[owners[numbers]] = numbers
+    return members
 
 
 class ColumnLookup:
@@ -224,7 +226,7 @@ class ColumnLookup:
 
     def __init__(self, manifest: Manifest, name: str, item_sizes: Mapping[str, int] | None = None) -> None:
         self.manifest, self.name, self._item_sizes = manifest, name, dict(item_sizes or {})
-        self._kept: OrderedDict[int, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = OrderedDict()
+        self._numbers = functools.lru_cache(_SHARDS)(lambda source, number: self._readers[source].numbers(number))
         try:
             self._readers = {
                 number: ColumnReader(part, name, item_sizes)
@@ -247,13 +249,22 @@ class ColumnLookup:
         """
         order = np.argsort(shards, kind="stable")
         firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
-        result: npt.NDArray[Any] | None = None
+        result: npt.NDArray[Any] = np.zeros(0, np.int64)
         for same_shard in np.split(order, firsts[1:]) if len(firsts) else ():
-            values = self._values(int(shards[same_shard[0]]), samples[same_shard])
-            if result is None:
+            shard, rows = int(shards[same_shard[0]]), samples[same_shard]
+            source, number = int(self.manifest.source[shard]), self.manifest.part(shard)[1]
+            reader, (values, missing) = self._readers[source], self._numbers(source, number)
+            if reader.manifest.picks is not None and not reader.is_part:
+                rows = reader.manifest.picks.of_shard(number)[rows]
+            if missing[rows].any():
+                raise ArgumentError(
+                    f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: "
+                    f"choose the others, as in data.select('\"{self.name}\" IS NOT NULL')"
+                )
+            if not len(result):
                 result = np.empty(len(shards), values.dtype)
-            result[same_shard] = values
-        return np.zeros(0, np.int64) if result is None else result
+            result[same_shard] = values[rows]
+        return result
 
     @property
     def digest(self) -> str:
@@ -262,20 +273,3 @@ class ColumnLookup:
 
     def __reduce__(self) -> tuple[Any, ...]:  # another process opens the files itself
         return ColumnLookup, (self.manifest, self.name, self._item_sizes)
-
-    def _values(self, shard: int, samples: Int64s) -> npt.NDArray[Any]:
-        reader, number = self._readers[int(self.manifest.source[shard])], self.manifest.part(shard)[1]
-        if shard not in self._kept:
-            self._kept[shard] = reader.numbers(number)
-            while len(self._kept) > _SHARDS:
-                self._kept.popitem(last=False)
-        values, missing = self._kept[shard]
-        picks = reader.manifest.picks
-        rows: Any = samples if picks is None or reader.is_part else picks.of_shard(number)[samples]
-        if missing[rows].any():
-            raise ArgumentError(
-                f"the column {self.name!r} has no value for some samples of {reader.manifest.shown_name(number)}: "
-                f"choose the others, as in data.select('\"{self.name}\" IS NOT NULL')"
-            )
-        taken: npt.NDArray[Any] = values[rows]
-        return taken

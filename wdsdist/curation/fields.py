@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
@@ -22,12 +21,12 @@ from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import counted, hint
 from wdsdist.curation import arrays
 from wdsdist.curation.column_file import KEY, Kind, file_name, is_free
+from wdsdist.curation.columns import members_of
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
 from wdsdist.samples.images.header import Head
 from wdsdist.samples.open_source import open_source
-from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 from wdsdist.shards.source import CacheOptions, OpenShard
@@ -265,7 +264,7 @@ def read(manifest: Manifest, fields: Sequence[Field], number: int, most: int | N
     failed: dict[str, list[str]] = {name: [] for name in readings}
     if not readings:
         return columns, failed
-    members = {name: _members(index, reading.extensions)[:count] for name, reading in readings.items()}
+    members = {name: members_of(index, reading.extensions)[:count] for name, reading in readings.items()}
     is_whole = {name: reading.parse in _WHOLE for name, reading in readings.items()}
     none = np.array([-1])
     whole, headers = (
@@ -289,17 +288,6 @@ def read(manifest: Manifest, fields: Sequence[Field], number: int, most: int | N
                 except (ValueError, RecursionError, ExtraMissingError) as error:
                     failed[name].append(f"{manifest.shown_name(number)}: {index.key(sample)}: {error}")
     return columns | {name: arrays.from_values(values[name]) for name in readings}, failed
-
-
-def _members(index: ShardIndex, extensions: Sequence[str]) -> Int64s:
-    """Return int64 [samples]: the member of each sample with the first of some extensions that it has, or -1."""
-    owners = np.repeat(np.arange(index.num_samples), np.diff(index.sample_starts))
-    members = np.full(index.num_samples, -1, np.int64)
-    for extension in reversed(extensions):
-        has_extension = np.array([*(own.lower() == extension for own in index.extensions), False])
-        numbers = np.flatnonzero(has_extension[index.extension_ids])
-        members[owners[numbers]] = numbers
-    return members
 
 
 def _parsed(shard: OpenShard, member: int, parse: Callable[[Head], Any]) -> Any:

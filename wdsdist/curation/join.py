@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,15 +30,13 @@ from wdsdist.storage import engine
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-Arrays = Callable[[], Iterable[Any]]
-"""Gives the values of a column as arrays, part by part, each time that it is called."""
 Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _MEMORY = 6 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _ROWS = 1_000_000
 _LOOKED_AT = 200
-"""Samples whose values are compared with a table that no sample is in."""
+"""Samples, and rows, whose values are compared if no sample has a row."""
 _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
 
@@ -82,15 +80,21 @@ def open_at(
 
 
 def match(
-    data: Manifest, own: str, samples: Arrays, keys: Arrays, num_rows: int, label: str, argument: str = "on"
+    data: Manifest,
+    own: str,
+    samples: Iterable[Any],
+    keys: Iterable[Any],
+    num_rows: int,
+    label: str,
+    argument: str = "on",
 ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
     """Match samples with rows by a value of each, compared as strings; of rows with the same value the first counts.
 
     Args:
         data: the data set or view.
         own: the column of the samples that is compared.
-        samples: gives its values, part by part.
-        keys: gives the values of the rows, part by part.
+        samples: its values, as arrays.
+        keys: the values of the rows, as arrays.
         num_rows: how many these are.
         label: the name of the rows in messages.
         argument: named by the error if no row matches a sample.
@@ -102,13 +106,16 @@ def match(
     """
     pa, failed = pyarrow(), list[Exception]()
     schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
+    heads: dict[str, list[str]] = {"samples": [], "rows": []}
 
-    def numbered(parts: Iterable[Any]) -> Iterator[Any]:
+    def numbered(name: str, parts: Iterable[Any]) -> Iterator[Any]:
         first = 0
         try:
             for part in parts:
-                numbers = pa.array(np.arange(first, first + len(part)))
-                yield pa.record_batch([numbers, part.cast("large_string")], schema=schema)
+                numbers, strings = pa.array(np.arange(first, first + len(part))), part.cast("large_string")
+                if len(heads[name]) < _LOOKED_AT:
+                    heads[name] += strings.drop_null()[:_LOOKED_AT].to_pylist()
+                yield pa.record_batch([numbers, strings], schema=schema)
                 first += len(part)
         except Exception as error:  # DuckDB would raise another one in its place
             failed.append(error)
@@ -120,8 +127,8 @@ def match(
         tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
         connected("join=", temp_directory=scratch, memory_limit=f"{memory}B") as connection,
     ):
-        for name, parts in (("samples", samples()), ("rows", keys())):
-            connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(parts)))
+        for name, parts in (("samples", samples), ("rows", keys)):
+            connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(name, parts)))
         try:
             pairs = connection.sql("SELECT samples.n, rows.n FROM samples JOIN rows USING (key)")
             for batch in pa.RecordBatchReader.from_stream(pairs):
@@ -134,7 +141,7 @@ def match(
             raise
     has_row = rows < num_rows
     if num_rows and len(rows) and not has_row.any():
-        raise ArgumentError(_advice(data, own, samples, keys, label), argument=argument)
+        raise ArgumentError(_advice(data, own, label, **heads), argument=argument)
     return np.where(has_row, rows, -1), is_matched
 
 
@@ -160,16 +167,10 @@ def column(table: Table, name: str) -> Iterator[Any]:
         raise SourceError(f"{table.label}: samples cannot be matched by {name!r}: {error}") from error
 
 
-def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str) -> str:
+def _advice(data: Manifest, own: str, label: str, samples: Sequence[str], rows: Sequence[str]) -> str:
     """Return an error that shows a value of each side, and names the column whose values look like the rows'."""
-    sample, row = (
-        next(
-            (value for part in parts() for value in part.cast("large_string").drop_null().slice(0, 1).to_pylist()), None
-        )
-        for parts in (samples, keys)
-    )
-    listed = [value for part in keys() for value in part.cast("large_string").drop_null().to_pylist()]
-    known, patterns = set(listed), {_pattern(value) for value in listed[:_LOOKED_AT]}
+    sample, row = (next(iter(values), None) for values in (samples, rows))
+    known, patterns = set(rows), set(map(_pattern, rows))
     alike = {
         name: (len(known.intersection(values)), sum(_pattern(value) in patterns for value in values))
         for name, values in examples(data).items()
