@@ -39,7 +39,7 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "curation": 2_516,
+    "curation": 2_511,
     "media": 726,
     "packing": 5_614,
     "diagnostics": 2_589,

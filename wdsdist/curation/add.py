@@ -20,7 +20,7 @@ from wdsdist._util.validation import check_callable, check_integer, check_path, 
 from wdsdist.curation import arrays, column_file
 from wdsdist.curation.column_file import StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
-from wdsdist.curation.fields import columns_of, parsed
+from wdsdist.curation.fields import parsed, read_all
 from wdsdist.curation.join import Tables, column, match, name_in, open_tables
 from wdsdist.curation.tables import Table, pyarrow
 from wdsdist.errors import ArgumentError, IndexFormatError, printable
@@ -94,10 +94,11 @@ def add_columns(
         for field in incomplete:
             stored = kept(field.name)
             shards.update(range(len(data.counts)) if stored is None else np.flatnonzero(stored.groups < 0).tolist())
-        read = columns_of(data, incomplete, sorted(shards), workers, progress)
+        read = read_all(data, incomplete, sorted(shards), workers, progress)
         for field in incomplete:
             stored = kept(field.name)
-            made[field.name], _ = arrays.filled_up(_values(data, stored), read[field.name])
+            fresh = {shard: arrays_of[field.name] for shard, arrays_of in read.items()}
+            made[field.name] = _values(data, stored, fresh)
             write(field.name, made[field.name], field.kind, stored.tables if stored else [])
         if tables:
             filled = np.flatnonzero(data.counts).tolist()
@@ -181,11 +182,12 @@ def _label(tables: Sequence[Table]) -> str:
     return tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
 
 
-def _values(data: Manifest, stored: StoredColumn | None) -> Any:
-    """Return the values of all samples that a file has, as a chunked array."""
-    if stored is None:
-        return pyarrow().chunked_array([pyarrow().nulls(data.num_samples)])
-    counts = enumerate(data.counts.tolist())
-    return arrays.concatenated(
-        [pyarrow().nulls(count) if stored.groups[shard] < 0 else stored.read(shard) for shard, count in counts]
-    )
+def _values(data: Manifest, stored: StoredColumn | None, fresh: Mapping[int, Any] | None = None) -> Any:
+    """Return the values of all samples, as a chunked array: of the shards that a file has, or else ``fresh`` ones."""
+
+    def values(shard: int, count: int) -> Any:
+        if stored is not None and stored.groups[shard] >= 0:
+            return stored.read(shard)
+        return fresh[shard] if fresh else pyarrow().nulls(count)
+
+    return arrays.concatenated(itertools.starmap(values, enumerate(data.counts.tolist())))

@@ -88,8 +88,9 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
         own = columns.column(data, on)
     elif on in (known := examples(data)):
         shards = np.flatnonzero(data.counts).tolist()
-        own = fields.columns_of(data.whole, fields.parsed(data.whole, [on], []), shards)[on]
-        own = own if data.picks is None else own.take(pyarrow().array(data.picks.positions()))
+        read, picks = fields.read_all(data.whole, fields.parsed(data.whole, [on], []), shards), data.picks
+        parts = (read[n][on] if picks is None else read[n][on].take(pyarrow().array(picks.of_shard(n))) for n in shards)
+        own = arrays.concatenated(parts)
     else:
         raise columns.unknown(data, on, known)
     if isinstance(values, (str, os.PathLike)):

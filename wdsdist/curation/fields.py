@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -204,17 +205,17 @@ def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> 
     return columns
 
 
-def columns_of(
+def read_all(
     data: Manifest, fields: Sequence[Field], shards: Sequence[int], workers: int | None = None, progress: Report = None
-) -> dict[str, Any]:
-    """Return columns of the members of some shards: chunked arrays by name, with no values for the other shards.
+) -> dict[int, dict[str, Any]]:
+    """Return columns of the members of some shards: arrays by the number of the shard and the name of the column.
 
     A warning counts the members that cannot be read, whose samples have no value. Raises what `read` raises.
     """
     if not fields:
         return {}
     made: dict[int, dict[str, Any]] = {}
-    failed, first = dict.fromkeys((field.name for field in fields), 0), dict[str, str]()
+    failed, first = Counter[str](), dict[str, str]()
 
     def report() -> None:
         if progress:
@@ -234,17 +235,9 @@ def columns_of(
                 first[name] = min(first.get(name, reasons[name][0]), reasons[name][0])
             report()
     for name, reason in first.items():
-        _log.warning(
-            "%s: the members of %s cannot be read, and have no value, such as %s",
-            name, counted(failed[name], "sample"), reason,
-        )  # fmt: skip
-    nulls = {shard: pyarrow().nulls(count) for shard, count in enumerate(data.counts.tolist()) if shard not in made}
-    return {
-        name: arrays.concatenated(
-            [nulls[shard] if shard in nulls else made[shard][name] for shard in range(len(data.counts))]
-        )
-        for name in failed
-    }
+        samples = counted(failed[name], "sample")
+        _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, reason)
+    return made
 
 
 def _read(carried: Carried[tuple[Manifest, Sequence[Field]]], shard: int) -> _Read:
