@@ -177,7 +177,9 @@ def read_until(
             return parse(content, is_final)
         except IndexFormatError as error:
             if is_final:
-                raise
+                if deadline is None or not is_remote(location):
+                    raise
+                raise IndexFormatError(f"{error} {deadline.spent(answers.total())}") from None
             from wdsdist.storage.failures import Failure
 
             raise Failure("broken", str(error)) from None
