@@ -13,7 +13,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import PASSING
@@ -103,10 +103,9 @@ class Attempts:
             return None
         most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
         pause = (failure.retry_after or 0.0) + _jitter.uniform(0, most)
-        if pause < limit.left():
-            return pause
-        self._is_late = limit is self._deadline
-        return None
+        is_over = pause >= limit.left()
+        self._is_late = is_over and limit is self._deadline
+        return None if is_over else pause
 
     def succeeded(self) -> None:
         """Note that the store has answered this process."""
@@ -123,19 +122,6 @@ class Attempts:
 
 _answered: set[str] = set()
 """Stores that have answered this process: if their name is not found later, the fault will pass."""
-
-
-def raise_alone(error: BaseException) -> NoReturn:
-    """Raise an error that refers to none of the exceptions that are being handled.
-
-    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for any
-    program that pickles the error, logs all of it, or walks along it.
-    """
-    try:
-        raise error from None
-    finally:
-        error.__context__ = None
-        del error  # which holds this frame, and so all that its callers hold, until garbage is collected
 
 
 def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
