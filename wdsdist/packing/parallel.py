@@ -16,8 +16,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_bytes
 from wdsdist.errors import DestinationError, SourceError, WdsdistError
-from wdsdist.packing.destination import Place
-from wdsdist.packing.ledger import Job, records
+from wdsdist.packing.destination import Job, Place, records
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import Sample, broken, sample_size
 from wdsdist.packing.plan import PackPlan, shard_name, shard_number

@@ -16,9 +16,8 @@ import numpy as np
 from wdsdist import storage
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import destination, ledger, sources
-from wdsdist.packing.destination import Place
-from wdsdist.packing.ledger import Job
+from wdsdist.packing import destination, sources
+from wdsdist.packing.destination import Job, Place
 from wdsdist.packing.options import Encode, Images, OnError, Options
 from wdsdist.packing.parallel import ShowProgress, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
@@ -179,21 +178,27 @@ def pack_splits(
     Raises `SourceError` if the source has no such folders, and what `pack` raises.
     """
     checked = Options(**options)
-    about = _for_source(source, Place.of(dest, checked.storage_options), checked)
+    splits = splits_of(source, _for_source(source, Place.of(dest, checked.storage_options), checked))
+    return {
+        split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress, announce)
+        for split, own in splits.items()
+    }
+
+
+def splits_of(source: str | os.PathLike[str], options: Options) -> dict[str, dict[str, Any]]:
+    """Return the further options that pack each split of a source. Raises `SourceError` if there is no split."""
     splits: tuple[str, ...] = ()
     try:  # a source that is unpacked first shows its folders when its contents are asked for
-        len(sources.find(source, about, class_folders=None, classes=None, split=None))
+        len(sources.find(source, options, class_folders=None, classes=None, split=None))
     except SplitsError as error:
         splits = error.splits
     if not splits:
         raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
-    if checked.class_folders:
-        notes = [sources.find(source, about, split=split).contents.notes for split in splits]
-        checked = replace(checked, classes=tuple(sorted({name for note in notes for name in note.get("classes", ())})))
-    return {
-        split: run(source, storage.join(os.fspath(dest), split), replace(checked, split=split), progress, announce)
-        for split in splits
-    }
+    shared: dict[str, Any] = {}
+    if options.class_folders:
+        notes = [sources.find(source, options, split=split).contents.notes for split in splits]
+        shared["classes"] = tuple(sorted({name for note in notes for name in note.get("classes", ())}))
+    return {split: {"split": split, **shared} for split in splits}
 
 
 def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognised:
@@ -241,11 +246,11 @@ def run(
     decided = {**options.fingerprint(), "shuffle_seed": seed}
     job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
-    if (finished := ledger.finished(place, job, options)) is not None:
+    if (finished := destination.finished(place, job, options)) is not None:
         _warn_if_kept(listed, finished, place)
         return finished
     with destination.locked(place):  # the process that held it before may have finished the same job
-        if (finished := ledger.finished(place, job, options)) is not None:
+        if (finished := destination.finished(place, job, options)) is not None:
             return finished
         if announce is not None:
             announce(Recognised.of(listed))
@@ -264,17 +269,17 @@ def run(
             )
         count = 0 if plan is None else len(plan)
         if known is None:
-            ledger.claim(place, job, count, overwrite=options.overwrite)
+            destination.claim(place, job, count, overwrite=options.overwrite)
         else:
             notes = listed.contents.notes
-            first = ledger.claim_append(place, known, job, count, notes, overwrite=options.overwrite)
+            first = destination.claim_append(place, known, job, count, notes, overwrite=options.overwrite)
         show = progress or (lambda _: None)
         if plan is None:
             shards = write_in_order(place, listed, options, show, first)
         else:
             shards = write_planned(listed, plan, place, job, options, show, first)
         manifest = _manifest(listed, job, options, shards, place, known)
-        destination.finish(place, manifest if known is None else ledger.merged(known, manifest, job, place))
+        destination.complete(place, manifest if known is None else destination.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 

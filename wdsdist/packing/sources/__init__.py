@@ -117,4 +117,6 @@ def find(source: str | os.PathLike[str] | Made, options: Options = _AS_IT_LOOKS,
         raise NotFoundError(f"{candidate.path} does not exist: what can be packed is {accepted}")
     is_open = options.kind is None or candidate is None
     what = "of no kind that can be packed" if is_open else f"not of the kind {options.kind!r}"
+    if candidate is not None and candidate.path.suffix.lower() == ".json":
+        accepted += f". A JSON list of objects becomes JSON Lines by `jq -c '.[]' {candidate.path.name} > rows.jsonl`"
     raise SourceError(f"{candidate.path if candidate else repr(source)} is {what}: that is {accepted}")

@@ -21,6 +21,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
+from wdsdist.curation.tables import kind_of
 from wdsdist.errors import SourceError
 from wdsdist.packing.options import Options
 from wdsdist.packing.payloads import FilePayload, Payload, Sample, Samples
@@ -173,7 +174,7 @@ class Files:
         below = (path[len(root) :] for path in self.folders if path.startswith(root))
         tops = sorted({decoded(path.partition(b"/")[0]) for path in below} - {""})
         splits = sorted(filter(_SPLIT.fullmatch, tops), key=lambda name: ("train" not in name, name))
-        if options.class_folders is None and options.split is None and len(splits) > 1:
+        if options.class_folders is not False and options.split is None and len(splits) > 1:
             error = SplitsError(
                 f"{label} holds the splits {', '.join(splits)}: pack each into a data set of its own by `wdsdist pack "
                 f"{label} DEST --splits` or wdsdist.packing.pack_splits, or all into one by class_folders=False"
@@ -221,6 +222,13 @@ class Files:
             facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
             if options.class_folders is None and len(tops) > 1:
                 facts["folders"] += "; class_folders=True makes them classes"
+        tables = [kind_of(f"x.{extension}") is not None for extension in listing.extensions]
+        for title, chosen in (
+            ("empty files", listing.sizes == 0),
+            ("tables packed as files, not as rows", np.array(tables)[listing.extension_ids]),
+        ):
+            if len(files := np.flatnonzero(chosen)):
+                facts[title] = f"{len(files):,}, such as {shown(listing.path(int(files[0])))}"
 
         def load() -> Contents:
             contents = Contents(

@@ -187,10 +187,15 @@ class ItemEncoder:
             raise SourceError(f"field {name!r} is None: leave the field out if there is no value")
         if encoders.can_encode(name) or not (hasattr(value, "dtype") and hasattr(value, "shape")):
             return encoders.encode(name, value)
-        array = np.ascontiguousarray(value)
+        try:
+            array = np.asarray(encoders.array_of(value), order="C")
+        except TypeError as error:
+            raise SourceError(f"field {name!r}: {error}") from error
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
-            raise SourceError(f"an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers")
+            raise SourceError(
+                f"field {name!r}: an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers"
+            )
         # The first dimension of each follows from its bytes.
         own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]] if array.shape else []}
         known = self.arrays.setdefault(name.lower(), own) if self.learns else self.arrays.get(name.lower())
