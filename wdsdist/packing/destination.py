@@ -166,8 +166,7 @@ def complete(place: Place, manifest: Manifest) -> None:
     lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
     if lost:
         raise DestinationError(
-            f"{place} does not hold {lost[0]}, which a worker has written: every worker must see the same folder, so "
-            f"choose one on a shared file system, or a URL; or pack with workers=1"
+            f"{place} does not hold {lost[0]}, which a worker has written: choose a folder that all workers share"
         )
     with place.create(manifests.FILE_NAME) as stream:
         stream.write(manifests.dumps(manifest))
@@ -288,14 +287,14 @@ def finished(place: Place, job: Job, options: Options) -> Manifest | None:
     return manifest if all(are_whole) else None
 
 
-def claim(place: Place, job: Job, count: int, *, overwrite: bool) -> None:
+def claim(place: Place, job: Job, *, overwrite: bool) -> None:
     """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and record the job.
 
     What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
     set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
     """
     jobs, listed, present = records(place), place.data_set(is_sound=False), place.sizes()
-    job, is_same = replace(job, shards=count), bool(jobs) and not jobs[0].differences(job)
+    is_same = bool(jobs) and not jobs[0].differences(job)
     if is_same and len(jobs) == 1 and (listed is None or len(listed.generations) == 1):
         place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
@@ -330,9 +329,7 @@ def claim(place: Place, job: Job, count: int, *, overwrite: bool) -> None:
     save(place, [job])
 
 
-def claim_append(
-    place: Place, known: Manifest, job: Job, count: int, notes: Mapping[str, Any], *, overwrite: bool
-) -> int:
+def claim_append(place: Place, known: Manifest, job: Job, notes: Mapping[str, Any], *, overwrite: bool) -> int:
     """Prepare a data set for the further shards of a job, under its lock, and return the number of the first.
 
     The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
@@ -347,11 +344,8 @@ def claim_append(
     classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
     for number, (old, new) in enumerate(classes):
         if old != new:
-            raise ArgumentError(
-                f"class {number} is {old!r} in {place} and {new!r} in {job.location}: labels would be mixed up; pack "
-                f"both sources together, or the source with the same class folders",
-                argument="source",
-            )
+            problem = f"class {number} is {old!r} in {place} and {new!r} in {job.location}"
+            raise ArgumentError(f"{problem}: labels would be mixed up; pack both sources together", argument="source")
     for name, new in notes.get("arrays", {}).items():
         old = known.extra.get("arrays", {}).get(name)
         if name in known.extra.get("fields", ()) and old != new:
@@ -361,17 +355,13 @@ def claim_append(
     if known.base != place.location or known.sources[0].is_named or "key_rule" in known.extra:
         why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
         raise DestinationError(
-            f"the data set that the index.json of {place} lists {why}: pack into a folder of its own and use both with "
-            f"wdsdist.concat"
+            f"the data set of {place} {why}: pack into a folder of its own and use both with wdsdist.concat"
         )
     jobs, listed = records(place), len(known.counts)
     unfinished = jobs.pop() if jobs and jobs[-1].listed >= listed else None
     if job.kind not in _FROM_PYTHON and any(earlier.location == job.location for earlier in jobs):
-        raise ArgumentError(
-            f"{job.location} was packed into {place} before, and has changed since: what it held then would come "
-            f"twice; append what is new from a folder or file of its own",
-            argument="source",
-        )
+        problem = f"{job.location} was packed into {place} before, and has changed since"
+        raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
     first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
     left = sorted(name for name in place.sizes() if shard_number(name) >= first)
     if unfinished is None and left:
@@ -386,7 +376,7 @@ def claim_append(
             )
         for name in left:
             place.remove(name)
-    save(place, [*jobs, replace(job, first=first, shards=count, listed=listed)])
+    save(place, [*jobs, replace(job, first=first, listed=listed)])
     if place.folder is None and records(place)[-1].differences(job):  # stores have no locks
         raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
     return first

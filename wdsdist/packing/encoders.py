@@ -51,13 +51,11 @@ def encode(extension: str, value: Any) -> bytes:
         )
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    name = extension.lower()
-    if name.endswith(".gz") and last_part(name[:-3]):
-        return gzip.compress(encode(name[:-3], value), mtime=0)
-    kind, function = type(value).__name__, _ENCODERS.get(last_part(name))
+    kind, function = type(value).__name__, encoder_of(extension)
     if function is None:
         raise SampleError(
-            f"no encoder makes {name!r} from a {kind}: give bytes or an array, or an extension such as txt, cls, json, npy or png"
+            f"no encoder makes {extension!r} from a {kind}: give bytes or an array, or an extension such as txt, cls, "
+            f"json, npy or png"
         )
     try:
         return function(value)
@@ -68,16 +66,16 @@ def encode(extension: str, value: Any) -> bytes:
         raise SampleError(f"a {kind} value cannot be encoded as {extension!r}: {reason}") from error
 
 
-def can_encode(extension: str) -> bool:
-    """Return whether values that are not bytes can be encoded for an extension.
+def encoder_of(extension: str) -> Callable[[Any], bytes] | None:
+    """Return what encodes values that are not bytes for an extension; ``None`` for an unknown extension.
 
-    >>> can_encode("seg.npy"), can_encode("json.gz"), can_encode("flac")
-    (True, True, False)
+    >>> [encoder_of(extension) is not None for extension in ("seg.npy", "json.gz", "flac")]
+    [True, True, False]
     """
     name = extension.lower()
-    while name.endswith(".gz"):
-        name = name[:-3]
-    return last_part(name) in _ENCODERS
+    if name.endswith(".gz") and (encoder := encoder_of(name[:-3])):
+        return lambda value: gzip.compress(encoder(value), mtime=0)
+    return _ENCODERS.get(last_part(name))
 
 
 def _encode_text(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -28,10 +28,18 @@ from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
 from wdsdist.curation.tables import Kind, Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
-from wdsdist.packing.contents import check_key
 from wdsdist.packing.encoders import encode
+from wdsdist.packing.members import (
+    BrokenPayload,
+    FilePayload,
+    Payload,
+    Sample,
+    Samples,
+    broken,
+    check_key,
+    sample_size,
+)
 from wdsdist.packing.options import OnError
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples, broken, numbered, sample_size
 from wdsdist.packing.sources.columns import KEY, Column, suffix
 from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, LeftOut, key_digest, repeated
 
@@ -64,11 +72,8 @@ class Finder:
         """
         path = os.fspath(folder) if root is None else storage.normalise(root)
         if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
-            raise ArgumentError(
-                f"root is {storage.shown(path)}, which is no local folder: name the folder that paths in the table "
-                f"start from",
-                argument="root",
-            )
+            problem = f"root is {storage.shown(path)}, which is no local folder"
+            raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
         return cls(path)
 
     def path(self, column: str, value: object) -> str:
@@ -168,9 +173,9 @@ def row_samples(
                             f"on_error='skip', or the column with columns={{{name!r}: ''}}"
                         ) from error
             except SourceError as error:
-                yield broken(key or numbered(number), error)
+                yield broken(key or f"{number:09d}", error)
             else:
-                yield numbered(number) if key_position is None else key, sorted(members, key=lambda member: member[0])
+                yield f"{number:09d}" if key_position is None else key, sorted(members, key=lambda member: member[0])
 
 
 def _values(column: Column, arrow: Any) -> Iterable[Any]:
@@ -205,8 +210,7 @@ def _plain(column: Column, value: Any) -> Any:
     if isinstance(value, bytes):
         raise SourceError(
             f"column {column.name!r} holds bytes in a list or an object, which no member can hold: leave it out with "
-            f"columns={{{column.name!r}: ''}}, or pack the rows from Python with encode=, a function that gives each "
-            f"of its parts a member of its own"
+            f"columns={{{column.name!r}: ''}}, or pack the rows from Python with encode="
         )
     return str(value)
 
@@ -362,8 +366,10 @@ def list_rows(
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
     measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
 
-    def take(rows: Int64s) -> Samples:
-        read_from: Any = source
+    kept = np.delete(np.arange(len(sizes)), list(wrong))
+
+    def take(indices: Int64s) -> Samples:
+        rows, read_from = kept[indices], cast("Any", source)
         if isinstance(source, TableFiles) and source.kind in ("csv", "tsv", "jsonl"):
             source.check()
             read_from = table.take(rows, names)
@@ -371,14 +377,13 @@ def list_rows(
         return Samples(_samples, (read_from, columns, finder.root, rows, sizes[sizes >= 0].tolist()))
 
     contents = Contents(
-        sizes=np.frombuffer(sizes, np.int64),
+        sizes=np.frombuffer(sizes, np.int64)[kept],
         take=take,
         left_out=tuple(wrong[number] for number in sorted(wrong)),
-        blocks=None if block_bytes is None else Blocks(table.starts, weights, block_bytes),
+        blocks=None if block_bytes is None else Blocks(np.searchsorted(kept, table.starts), weights, block_bytes),
         members=counted,
     )
-    kept = np.delete(np.arange(len(sizes)), list(wrong))
-    return contents.only(kept) if wrong else contents, state.hexdigest()
+    return contents, state.hexdigest()
 
 
 def is_bytes(kind: Any) -> bool:
