@@ -88,7 +88,7 @@ def test_a_dry_run_says_what_each_split_is(wdsdist: Run, tmp_path: Path) -> None
 
 
 def test_advice_on_columns_is_typed_as_an_option(wdsdist: Run, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("id,image\n1.5,gone/1.jpg\n")
+    (tmp_path / "t.csv").write_text("id,image\na.b,gone/1.jpg\n")
     for options, advice in (
         ([], "by --root, or map the column, as in --column image=txt, if it is to be a string"),
         (["--column", "image=txt"], "or the column with --column id="),
