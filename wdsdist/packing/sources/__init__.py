@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     find: Callable[[Any, Options], Source | None]
     """Detects and lists a source of this kind; returns ``None`` for another kind, or if nothing exists.
 
-    It is called with a `Candidate`, which is local, but for those of `_OF_ALL`. If ``options.kind`` names this kind,
+    It is called with a `Candidate`, which is local, unless it is one of `_OF_ALL`. If ``options.kind`` names this kind,
     the name or content of the source need not show it.
     """
     options: frozenset[str] = frozenset()
