@@ -185,7 +185,7 @@ class ItemEncoder:
         if encoders.encoder_of(name) or not (hasattr(value, "dtype") and hasattr(value, "shape")):
             return encoders.encode(name, value)
         try:
-            array = np.asarray(encoders.array_of(value), order="C")
+            array = np.ascontiguousarray(encoders.array_of(value))  # a scalar has one row
         except TypeError as error:
             raise SourceError(f"field {name!r}: {error}") from error
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -194,7 +194,7 @@ class ItemEncoder:
                 f"field {name!r}: an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers"
             )
         # The first dimension of each follows from its bytes.
-        own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]] if array.shape else []}
+        own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]]}
         known = self.arrays.setdefault(name.lower(), own) if self.learns else self.arrays.get(name.lower())
         if known is None:
             raise SourceError(f"field {name!r} holds an array, but not in the first samples: name it {name}.npy")
