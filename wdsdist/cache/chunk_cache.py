@@ -339,9 +339,8 @@ class ChunkCache:
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
     """Return the chunks of what an epoch needs of a shard: all, unless it is less than half of the shard."""
-    if reads_most(copy.index, needs):
+    if needs is None or reads_most(copy.index, needs):
         return np.arange(copy.chunks.num_chunks)
-    assert needs is not None
     return chunks_of_members(copy.index, needs(copy.index))
 
 
