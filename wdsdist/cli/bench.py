@@ -48,4 +48,6 @@ def bench(
         rates.append(rate := throughput.measure(dataset, batch_size, workers=number, seconds=seconds))
         size = human(int(rate.bytes_per_second))
         say(f"{number:>7}  {rate.samples_per_second:>11,.0f}  {size:>11}  {rate.first_batch:>9.2f} s")
-    say(f"suggestion: num_workers={throughput.suggested(rates)}, the fewest within 5 % of the best")
+    best = max(rate.samples_per_second for rate in rates)
+    fewest = min(rate.workers for rate in rates if rate.samples_per_second >= 0.95 * best)  # more gain is noise
+    say(f"suggestion: num_workers={fewest}, the fewest within 5 % of the best")

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,6 @@ from wdsdist.cli.progress import meter
 from wdsdist.packing.options import Images, Options
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from wdsdist.distributed.run_once import Scope
     from wdsdist.packing import PackProgress
     from wdsdist.packing.sources.source import Recognised
@@ -98,18 +95,9 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
 )
 @quiet_option
 def pack(
-    source: str,
-    dest: str,
-    *,
-    no_shuffle: bool,
-    splits: bool,
-    dry_run: bool,
-    engine: str,
-    address: str | None,
-    scope: Scope,
-    quiet: bool,
-    **given: Any,
-) -> None:
+    source: str, dest: str, *, no_shuffle: bool, splits: bool, dry_run: bool, engine: str, address: str | None,
+    scope: Scope, quiet: bool, **given: Any,
+) -> None:  # fmt: skip
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
     SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
@@ -119,6 +107,8 @@ def pack(
     my_module:make_dataset. After an interruption, the same command continues; if the data set is complete, it returns
     at once.
     """
+    if address is not None and engine == "local":
+        raise click.UsageError("--address goes with --engine dask or ray")
     given["storage_options"] = how_to_open()["storage_options"]
     shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source
     given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
@@ -137,7 +127,11 @@ def pack(
     states: list[PackProgress] = []  # the first one and the last one
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_cluster(engine, address))
+        executor = None
+        if engine != "local":
+            from wdsdist.integrations.engines import connect
+
+            executor = stack.enter_context(connect(engine, address))
         shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: PackProgress) -> None:
@@ -216,13 +210,3 @@ def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> N
 
 def _of(done: int, total: int | None, noun: str) -> str:
     return counted(done, noun) if total is None else f"{done:,} of {counted(total, noun)}"
-
-
-def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executor | None]:
-    if engine == "local":
-        if address is not None:
-            raise click.UsageError("--address goes with --engine dask or ray")
-        return contextlib.nullcontext()
-    from wdsdist.integrations.engines import connect
-
-    return connect(engine, address)
