@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -35,7 +34,13 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
     if quiet:
         yield lambda done, total, note: None
         return
-    is_drawn = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    is_drawn = False
+    if sys.stderr.isatty():
+        import curses
+
+        with contextlib.suppress(curses.error):
+            curses.setupterm(fd=2)
+            is_drawn = bool(curses.tigetstr("el"))  # it can erase a line
     printed, line = time.monotonic(), ""
     first: tuple[float, int] | None = None
 

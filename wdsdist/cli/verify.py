@@ -52,8 +52,7 @@ def verify(
         say(f"{shown(problem.shard)}: {' '.join(problem.problem.splitlines())}")
     repairs = diagnostics.repair(manifest, damage, source=source) if repair else []
     for result in repairs:
-        done = "repaired" if result.done else "not repaired"
-        say(f"{done}: {shown(result.shard)}: {' '.join(result.what.splitlines())}")
+        say(f"{'' if result.done else 'not '}repaired: {shown(result.shard)}: {' '.join(result.what.splitlines())}")
     if damage and not (repairs and all(result.done for result in repairs)):
         ctx.exit(_DAMAGED)
     if not quiet:
