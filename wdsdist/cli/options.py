@@ -95,7 +95,8 @@ class Command(click.Command):
             if not isinstance(param, click.Option) or param.multiple:
                 continue
             option, argument = max(param.opts, key=len), f" {param.name}="
-            values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
+            choices = getattr(param.type, "choices", ())
+            values = {f"{quote}{choice}{quote}": f"{option} {choice}" for choice in choices for quote in "'\""}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:
