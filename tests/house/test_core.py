@@ -40,7 +40,6 @@ BUDGETS = {
 
 STILL_OVER = {
     "curation": 2_555,
-    "packing": 5_614,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -39,8 +39,7 @@ def bench(
     from wdsdist.diagnostics import throughput
     from wdsdist.loader.dataset import StreamingDataset
 
-    how = True if decode == "true" else decode
-    dataset = StreamingDataset(opened(*shards), fields=fields, decode=how)
+    dataset = StreamingDataset(opened(*shards), fields=fields, decode=True if decode == "true" else decode)
     say(f"data: {contents(dataset.manifest)}; batches of {batch_size:,} samples")
     say(f"{'workers':>7}  {'samples/s':>11}  {'bytes/s':>11}  {'first batch':>11}")
     rates = []

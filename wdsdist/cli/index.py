@@ -49,8 +49,7 @@ def index(
     """
     from wdsdist.diagnostics.exports import export
     from wdsdist.errors import NotFoundError
-    from wdsdist.shards.build_index import index as build
-    from wdsdist.shards.build_index import index_splits
+    from wdsdist.shards import build_index
     from wdsdist.shards.manifest import index_json
     from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
     from wdsdist.storage import shown
@@ -65,9 +64,10 @@ def index(
         options |= {"output": output, "workers": workers, **how_to_open()}
         with shards_meter("indexing", quiet=quiet) as progress:
             if splits:
-                manifests = index_splits(shards[0], progress=progress, **options)
+                manifests = build_index.index_splits(shards[0], progress=progress, **options)
             else:
-                manifests = [build(shards if len(shards) > 1 else shards[0], name=name, progress=progress, **options)]
+                tars = shards if len(shards) > 1 else shards[0]
+                manifests = [build_index.index(tars, name=name, progress=progress, **options)]
         manifest = manifests[0]
         for made in () if quiet else manifests:
             file = f"/{index_json.file_name(made.name if splits else name)}" if splits or name else ""

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +93,14 @@ class Command(click.Command):
     def typed(self, message: str) -> str:
         """Rewrite arguments in a message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
         for param in self.params:
-            if not isinstance(param, click.Option) or param.multiple:
+            if not isinstance(param, click.Option):
                 continue
             option, argument = max(param.opts, key=len), f" {param.name}="
-            choices = getattr(param.type, "choices", ())
-            values = {f"{quote}{choice}{quote}": f"{option} {choice}" for choice in choices for quote in "'\""}
+            if param.multiple:  # columns={'image': 'jpg'}
+                message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
+                message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
+                continue
+            values = {f"{q}{one}{q}": f"{option} {one}" for one in getattr(param.type, "choices", ()) for q in "'\""}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:

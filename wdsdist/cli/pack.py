@@ -116,9 +116,12 @@ def pack(
     if any(images[one.name] != one.default for one in fields(Images)):
         given["images"] = Images(**images)
     if dry_run:
-        from wdsdist.packing import recognise
+        from wdsdist.packing.run import recognise, splits_of
 
-        _say_recognised(recognise(shards, **given))
+        for split, own in (splits_of(shards, Options(**given)) if splits else {"": {}}).items():
+            if split:
+                say(f"split {split}:")
+            _say_recognised(recognise(shards, **given, **own))
         return
     from wdsdist.distributed.identity import identity
     from wdsdist.distributed.run_once import data_download
@@ -136,7 +139,14 @@ def pack(
 
         def show(state: PackProgress) -> None:
             states[1:] = [state]
-            shown(state.bytes_done, state.bytes, _progress(state, states[0], time.monotonic() - began))
+            note = (
+                f"{_of(state.samples_done, state.samples, 'sample')}, {_of(state.shards_done, state.shards, 'shard')}"
+            )
+            if state.left_out:
+                note += f", {state.left_out:,} left out"
+            if written := state.samples_done - states[0].samples_done:
+                note += f", {written / (time.monotonic() - began):,.0f} samples/s"
+            shown(state.bytes_done, state.bytes, note)
 
         def announce(found: Recognised) -> None:
             states.clear()  # of an earlier split
@@ -166,16 +176,6 @@ def _say_recognised(found: Recognised, *, err: bool = False) -> None:
     command: Any = click.get_current_context().command
     for line in found.lines:
         say(command.typed(line), err=err)
-
-
-def _progress(state: PackProgress, first: PackProgress, seconds: float) -> str:
-    """Return the progress of packing since its ``first`` state as a string."""
-    note = f"{_of(state.samples_done, state.samples, 'sample')}, {_of(state.shards_done, state.shards, 'shard')}"
-    if state.left_out:
-        note += f", {state.left_out:,} left out"
-    if written := state.samples_done - first.samples_done:
-        note += f", {written / seconds:,.0f} samples/s"
-    return note
 
 
 def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> None:
