@@ -98,7 +98,7 @@ class CachedShards:
         self.cache = cache
         self.is_bounded = cache.limit is not None
         self.coming: frozenset[int] = frozenset()
-        """Shards that prefetch fetches as a whole: chunks beside the members of a batch may come with them."""
+        """Shards that prefetch fetches as a whole: other chunks may come with the members of a batch."""
         self.first_batch = threading.Event()
         """Whether the first batch has its chunks: until then prefetch would take link and cores from it."""
         self._opened = time.time() if opened is None else opened

@@ -54,7 +54,7 @@ def _age(value: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
     if match is None or not float(match[1]):
-        raise ValueError(f"{value!r} is no age such as 90m, 12h, 30d or 2w")
+        raise ValueError(f"{value!r} is not an age such as 90m, 12h, 30d or 2w")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -77,7 +77,8 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         busy = f", {store.in_use:,} in use" if store.in_use else ""
         say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
     kept = f"{counted(sum(store.shards for store in stores), 'shard')}, {human(sum(store.bytes for store in stores))}"
-    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
+    advice = "" if stores or cache_dir else ": to see another folder, pass --cache-dir"
+    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}{advice}")
 
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")

@@ -39,6 +39,8 @@ _MEMORY = 6 << 30
 _ROWS = 1_000_000
 _LOOKED_AT = 200
 """Samples whose values are compared with a table that no sample is in."""
+_ALIKE = 4
+"""Characters in which patterns of values agree; shorter patterns say nothing."""
 _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
 
@@ -169,7 +171,8 @@ def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str)
         for parts in (samples, keys)
     )
     listed = [value for part in keys() for value in part.cast("large_string").drop_null().to_pylist()]
-    known, patterns = set(listed), {_pattern(value) for value in listed[:_LOOKED_AT]}
+    known = set(listed)
+    patterns = {pattern for value in listed[:_LOOKED_AT] if len(pattern := _pattern(value)) == _ALIKE}
     alike = {
         name: (len(known.intersection(values)), sum(_pattern(value) in patterns for value in values))
         for name, values in examples(data).items()
@@ -178,7 +181,7 @@ def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str)
     best = max(alike, key=lambda name: alike[name], default="")
     advice = "name the columns of the data set and of the table with on="
     if best and any(alike[best]):
-        advice = f"the values of {best!r} look alike, so pass on={best!r} (--on {best})"
+        advice = f"the values of {best!r} look alike, so pass on={best!r}"
     return f"no sample's {own} is in {label}, which has {row!r}, and a sample {sample!r}: {advice}"
 
 
@@ -188,7 +191,7 @@ def _pattern(value: str) -> str:
     >>> _pattern("https://a.b/c") == _pattern("http://x.y/z/0.jpg"), _pattern("000012") == _pattern("cat")
     (True, False)
     """
-    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
+    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:_ALIKE]
 
 
 def examples(data: Manifest) -> dict[str, list[str]]:

@@ -62,7 +62,7 @@ def scan_shard(
         except ShardDamagedError:
             if tar == path and (codec := compression.codec_of(path)):
                 raise ShardDamagedError(
-                    f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz or "
+                    f"{label} is compressed by {codec}, but its name does not say so: rename it, as to .tar.gz or "
                     f".tar.zst, or decompress it"
                 ) from None
             raise

@@ -119,7 +119,7 @@ class Attempts:
         if self._deadline is not None and self._deadline.name:
             if is_tried_again and self._deadline.left() <= policy.longest_pause:
                 parts.append(f"{self._deadline.name}={self._deadline.seconds:g} is the limit")
-            parts.append("a resume from the last checkpoint goes on")
+            parts.append("training can resume from the last checkpoint")
         return StorageError(f"{cause} ({'; '.join(parts)})", kind=cause.kind)
 
 
@@ -189,7 +189,7 @@ def _what_to_check(location: str, status: int | None, code: str) -> str:
     if status == 407:
         return "check HTTPS_PROXY, or name the host in NO_PROXY"
     if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
-        return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
+        return "check the credentials, and the name: without permission to list, a missing object gives the same answer"
     return f"check the credentials{', or sign the URL again: it may have expired' if '?' in location else ''}"
 
 
