@@ -190,8 +190,7 @@ class PlannedBatcher:
         if samples == own_samples and digest != own:  # otherwise the state is of an older generation
             raise StateError(
                 f"the state was taken inside a block of batches that was planned by other values of "
-                f"{self._column_names}, so other samples would be left: put those values back (`wdsdist columns`), or "
-                f"start a new epoch"
+                f"{self._column_names}: put those values back (`wdsdist columns`), or start a new epoch"
             )
 
     def check_ranks_agree(self, world: World, block: int) -> None:

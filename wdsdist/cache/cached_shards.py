@@ -20,6 +20,7 @@ from wdsdist.cache import chunk_file
 from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index import beside, checksums
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import OPEN_SHARDS, Counters, LocalShards, Needs, OpenShard
@@ -175,7 +176,8 @@ class CachedShards:
             members = wrong
             number, bad = next(iter(wrong.items()))
             if attempt == _ATTEMPTS or not deadline.left():
-                raise checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
+                damage = checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
+                raise ShardDamagedError(f"{damage} {deadline.spent(attempt)}")
             self.cache.count(retries=1)
             for number, bad in wrong.items():
                 shard = self._open[number]

@@ -116,8 +116,7 @@ def add_columns(
             if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                 raise ArgumentError(
-                    f"{has} another {name!r} already than {_label(tables)} says, so nothing was written: pass "
-                    f"overwrite=True to take the new values",
+                    f"{has} another {name!r} already than {_label(tables)}; nothing was written: pass overwrite=True",
                     argument="overwrite",
                 )
             before = stored.tables if stored else []

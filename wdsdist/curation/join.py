@@ -39,8 +39,6 @@ _MEMORY = 6 << 30
 _ROWS = 1_000_000
 _LOOKED_AT = 200
 """Samples whose values are compared with a table that no sample is in."""
-_ALIKE = 4
-"""Characters in which patterns of values agree; shorter patterns say nothing."""
 _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
 
@@ -171,8 +169,7 @@ def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str)
         for parts in (samples, keys)
     )
     listed = [value for part in keys() for value in part.cast("large_string").drop_null().to_pylist()]
-    known = set(listed)
-    patterns = {pattern for value in listed[:_LOOKED_AT] if len(pattern := _pattern(value)) == _ALIKE}
+    known, patterns = set(listed), {_pattern(value) for value in listed[:_LOOKED_AT]}
     alike = {
         name: (len(known.intersection(values)), sum(_pattern(value) in patterns for value in values))
         for name, values in examples(data).items()
@@ -186,12 +183,13 @@ def _advice(data: Manifest, own: str, samples: Arrays, keys: Arrays, label: str)
 
 
 def _pattern(value: str) -> str:
-    """Return the start of a value with letters and digits made alike, which similar values share.
+    """Return the start of a value with letters and digits made alike, which similar values share; a short value itself.
 
     >>> _pattern("https://a.b/c") == _pattern("http://x.y/z/0.jpg"), _pattern("000012") == _pattern("cat")
     (True, False)
     """
-    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:_ALIKE]
+    pattern = re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
+    return pattern if len(pattern) == 4 else value
 
 
 def examples(data: Manifest) -> dict[str, list[str]]:

@@ -231,15 +231,9 @@ class Replica:
 # event before this process began was not in its run.
 
 _LAUNCHER_VARIABLES = (
-    "TORCHELASTIC_RUN_ID",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-)
+    "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+)  # fmt: skip
 
 _COUNTED_BY_NODE = "TORCHELASTIC_RESTART_COUNT"
 """Counts only the restarts that this node caused, so that the nodes of a run may disagree on it."""

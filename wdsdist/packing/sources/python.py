@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdsdist._util.pools import Carried, apart
+from wdsdist._util.pools import Carried, run_in_subprocess
 from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, SourceError
@@ -248,7 +248,7 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
     numbers, carried = spread(length), Carried(dataset)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    size, digest, about = apart(_look, carried, Carried(encode), numbers, length)
+    size, digest, about = run_in_subprocess(_look, carried, Carried(encode), numbers, length)
     encoder = Carried(replace(encode, arrays=about["notes"].get("arrays", {}), learns=False))
     contents = Contents(
         sizes=np.full(length, size, np.int64),

@@ -280,17 +280,8 @@ class Listing:
     @functools.cached_property
     def parts(self) -> tuple[Self, ...]:
         """The manifest of the shards of each label."""
-        return (self,) if len(self.labels) == 1 else self._divided(self._first_sources)
-
-    @functools.cached_property
-    def first_shards(self) -> Int64s:
-        """int64 [labels]: the number of the first shard of each label."""
-        return np.searchsorted(self.source, self._first_sources)
-
-    @property
-    def _first_sources(self) -> list[int]:
         labels = [source.label for source in self.sources]
-        return [labels.index(label) for label in self.labels]
+        return (self,) if len(self.labels) == 1 else self._divided([labels.index(label) for label in self.labels])
 
     def _divided(self, firsts: Sequence[int]) -> tuple[Self, ...]:
         """Return the manifests of consecutive sources, which begin at some of them."""
