@@ -190,11 +190,11 @@ def _first(
     node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
-    here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
+    identity_of_first = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
     if cache_limit is not None:
-        needed_at_once = partial(config.bytes_at_once, here=here)
+        needed_at_once = partial(config.bytes_at_once, identity=identity_of_first)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
-    room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
+    room = config.bytes_at_once(settings, identity_of_first, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]

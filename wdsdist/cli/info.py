@@ -70,7 +70,7 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "view": [described(step) for step in facts["view"]],
         "problems": facts["problems"],
     }
-    return {name: shown for name, found in lines.items() if (shown := [line for line in found if line])}
+    return {name: shown for name, entries in lines.items() if (shown := [line for line in entries if line])}
 
 
 def _listed(names: Iterable[str]) -> str:

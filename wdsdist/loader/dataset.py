@@ -246,9 +246,9 @@ class StreamingDataset(IterableDataset[Any]):
             return
         from wdsdist.sampling.working_set import check_limit
 
-        here = self.identity()
-        needed = functools.partial(config.bytes_at_once, here=here)
-        ranks = min(here.local_world_size, here.world_size)
+        identity = self.identity()
+        needed = functools.partial(config.bytes_at_once, identity=identity)
+        ranks = min(identity.local_world_size, identity.world_size)
         check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:

@@ -39,8 +39,8 @@ class SampleStream(Iterator[Any]):
 
     def __next__(self) -> Any:
         # A sample that raises is the next one again: the iteration neither ends with it nor leaves it out.
-        place = self._next = self._next or next(self._places)
-        sample = self._reader.sample(*place)
+        position = self._next = self._next or next(self._places)
+        sample = self._reader.sample(*position)
         self._next, self.position = None, self.position._replace(consumed=self.position.consumed + 1)
         if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
             self._bad_samples.add(replaced, self.position.consumed - self._first)
