@@ -99,7 +99,7 @@ def test_a_foreign_loader_with_persistent_workers_follows_set_epoch(shards: Path
 def test_random_split_of_a_part_of_the_samples_is_refused(shards: Path, name: str, value: int) -> None:
     options = {"num_replicas": 2, "rank": 1} if name == "world" else {name: value}
     dataset = StreamingDataset(shards, **options)  # type: ignore[arg-type]
-    with pytest.raises(StateError, match=r"random_split would split only the first \d+ of 103 samples .*\.split\("):
+    with pytest.raises(StateError, match=r"random_split would split only the first \d+ of 103 samples, .*\.split\("):
         random_split(dataset, [0.5, 0.5])
 
 
