@@ -104,7 +104,8 @@ def _looked_at(facts: Mapping[str, Any]) -> str:
 def _classes(facts: Mapping[str, Any]) -> str:
     names, counts = facts["classes"], facts["class_counts"]
     if counts is None:
-        return f"{len(names):,}: {_listed(names)}; add the column cls to count them" if names else "not recorded"
+        advice = "; add the column cls to count them" if "cls" in facts["fields"] else ""
+        return f"{len(names):,}: {_listed(names)}{advice}" if names else f"not recorded{advice}"
     string = f"{max(len(names or ()), len(counts)):,}"
     if len(counts) > _NAMED:
         string += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"
