@@ -63,6 +63,16 @@ def test_a_sample_takes_its_index_and_one_range(web: Web, remote: Manifest, tmp_
     assert len(web.asked) == 2
 
 
+@pytest.mark.parametrize("needs", ["bin", "cls", "all"])
+def test_what_an_epoch_needs_anyway_comes_with_a_batch(web: Web, shards: Shards, needs: str) -> None:
+    epoch = None if needs == "all" else of(*range(SAMPLES), labels=needs == "cls")
+    shards.source.coming = {0: epoch}  # type: ignore[attr-defined]
+    shards.source.open({1: of(0)})  # the first batch has its chunks
+    shards.source.open({0: of(0, labels=needs == "cls")})
+    size = (web.folder / "00.tar").stat().st_size
+    assert (web.bytes_of["00.tar"] > size / 2) == (needs != "cls")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_fetches_each_byte_about_once(web: Web, remote: Manifest, tmp_path: Path, workers: int) -> None:
     dataset = wdsdist.StreamingDataset(remote, cache_dir=tmp_path / "cache")

@@ -341,11 +341,15 @@ class ChunkCache:
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
     """Return the chunks of what an epoch needs of a shard: all, unless it is less than half of the shard."""
-    if needs is not None:
-        members = needs(copy.index)
-        if int(copy.index.sizes[members].sum()) < THIN * copy.index.size:
-            return chunks_of_members(copy.index, members)
-    return np.arange(copy.chunks.num_chunks)
+    if reads_most(copy.index, needs):
+        return np.arange(copy.chunks.num_chunks)
+    assert needs is not None
+    return chunks_of_members(copy.index, needs(copy.index))
+
+
+def reads_most(index: ShardIndex, needs: Members | None) -> bool:
+    """Return whether an epoch needs so much of a shard that all of it is fetched."""
+    return needs is None or int(index.sizes[needs(index)].sum()) >= THIN * index.size
 
 
 def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:
