@@ -190,7 +190,7 @@ def _first(
     node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
-    identity_of_first = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
+    identity_of_first = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
     if cache_limit is not None:
         needed_at_once = partial(config.bytes_at_once, identity=identity_of_first)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PARTS = "__part__", "__parts__"
 """Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
 and batches have them under the same names."""
-NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations")
+NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "scattered", "generations")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
 ARRAYS = ("names", "counts", "sizes", "digests", "tar_sizes")
