@@ -73,7 +73,7 @@ def index(
             file = f"/{index_json.file_name(made.name if splits else name)}" if splits or name else ""
             say(f"indexed: {contents(made)}, in {shown(made.base)}{file}")
             if made.key_rule != FIRST_DOT:
-                remedy = "`wdsdist pack` makes tars that all read alike"
+                remedy = "`wdsdist pack` makes tars for every tool"
                 say(f"keys: by {made.key_rule}, unlike other readers of WebDataset; {remedy}")
             for what, count in made.extra.get("skipped", {}).items():
                 say(f"skipped: {count:,} x {what}")
