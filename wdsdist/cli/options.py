@@ -102,7 +102,7 @@ class Command(click.Command):
                 message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
                 message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
                 continue
-            values = {f"{q}{one}{q}": f"{option} {one}" for one in getattr(param.type, "choices", ()) for q in "'\""}
+            values = {f"{q}{name}{q}": f"{option} {name}" for name in getattr(param.type, "choices", ()) for q in "'\""}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:

@@ -82,7 +82,6 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
     "--engine",
     type=click.Choice(["local", "dask", "ray"]),
     default="local",
-    show_default=True,
     help="Where the writers run: in local processes, or on the workers of a cluster.",
 )
 @click.option("--address", metavar="URL", help="Address of the cluster.  [default: from the engine's settings]")
@@ -90,7 +89,6 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
     "--scope",
     type=click.Choice(["node", "cluster"]),
     default="node",
-    show_default=True,
     help="Under torchrun or Slurm, pack once per node or once per cluster.",
 )
 @quiet_option

@@ -87,7 +87,6 @@ def plan(
     if label == "shard":
         label += f" in {counted(settings.num_canonical_replicas, 'lane')}, windows of {settings.window:,} samples"
     batch = facts["batches"] or counted(options["batch_size"], "sample")
-    mine = f"{report.samples_per_rank:,.1f}".removesuffix(".0")
     changes = f"{report.samples_dropped:,} dropped, {report.samples_repeated:,} repeated, of {manifest.num_samples:,}"
     samples_in_all, shards_in_all = counted(facts["samples"], "sample"), counted(facts["shards"], "shard")
     ranks = counted(world.num_replicas, "rank")
@@ -97,7 +96,7 @@ def plan(
         "world": f"{ranks} on {counted(facts['nodes'], 'node')}, {counted(workers, 'worker')} a rank",
         "order": f"{label}, seed {settings.seed}, epoch {facts['epoch']}",
         "batches": f"{report.batches_per_rank:,} of {batch} on each rank",
-        "samples": f"{mine} on each rank; {changes}",
+        "samples": f"{report.samples_per_rank:,.1f}".removesuffix(".0") + f" on each rank; {changes}",
     }
     if report.fill is not None:
         lines["fill"] = f"{report.fill:.3f}, useful tokens over the tokens that fit"
