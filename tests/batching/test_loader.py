@@ -77,21 +77,6 @@ def keys(batches: Any) -> list[str]:
     return [key for batch in batches for key in batch["__key__"]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_ranks_have_equal_steps_within_the_budget_and_each_sample_once(data: Manifest, ranks: int) -> None:
-    played: Counter[str] = Counter()
-    lengths = set()
-    for rank in range(ranks):
-        one = loader(data, rank, ranks, **TOKENS)
-        batches = list(one)
-        lengths |= {len(batches), len(one)}
-        assert all(sum(batch["sizes"]) <= 512 for batch in batches)
-        assert one.stats().samples == len(keys(batches))
-        played.update(keys(batches))
-    assert len(lengths) == 1
-    assert played == Counter(f"d{number:03}" for number in range(DOCUMENTS))
-
-
 BUCKETS: dict[str, Any] = {"batches": Buckets(8, by="cls.bytes")}
 
 

@@ -282,23 +282,15 @@ def test_no_function_is_long() -> None:
 # The rules can be broken
 
 BROKEN: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
-    (floor_violations, "from wdsdist import dataset"),
     (floor_violations, "from wdsdist.loader.dataset import StreamingDataset"),
-    (floor_violations, "import wdsdist.loader.loader"),
     (floor_violations, "import wdsdist"),
-    (floor_violations, "from wdsdist import pack"),
     (floor_violations, "from wdsdist.nowhere import x"),
     (floor_violations, "from . import errors"),
     (floor_violations, "def f():\n    from wdsdist import loader"),
     (floor_violations, "from wdsdist.cache import locks"),
     (environment_reads, "import os\nos.environ['X']"),
-    (environment_reads, "import os\nos.getenv('X')"),
     (environment_reads, "from os import environ"),
-    (file_calls, "open('x')"),
     (file_calls, "path.open('rb')"),
-    (file_calls, "mmap.mmap(1, 0)"),
-    (file_calls, "folder.mkdir()"),
-    (lambda path, tree: imports_at_the_top(path, tree, "torch"), "import torch"),
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "from torch.utils import data"),
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "try:\n    import torch\nexcept ImportError: ..."),
     (lambda path, tree: imports_at_the_top(path, tree, "torch"), "class A:\n    import torch.nn"),
@@ -306,7 +298,6 @@ BROKEN: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
 ]
 
 KEPT: list[tuple[Callable[..., Iterator[tuple[Path, ast.AST, str]]], str]] = [
-    (floor_violations, "from wdsdist.errors import ArgumentError\nfrom wdsdist.sampling import permutation"),
     (floor_violations, "from wdsdist import storage"),
     (floor_violations, "if TYPE_CHECKING:\n    from wdsdist import loader"),
     (file_calls, "catalog.open(shards)"),

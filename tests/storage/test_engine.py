@@ -142,27 +142,6 @@ def test_what_the_consumer_raises_ends_the_download_and_comes_out_unchanged(web:
         web.fetch(Path("/dev/full"))
 
 
-MIXED = [
-    Rule("status", 500, share=0.05, seed=1),
-    Rule("status", 503, share=0.03, seed=2, burst=3),
-    Rule("cut", 1000, share=0.05, seed=3),
-    Rule("refuse", share=0.05, seed=4),
-    Rule("stall", 1000, share=0.05, seed=5),
-    Rule("short", 7, share=0.05, seed=6),
-    Rule("long", 7, share=0.05, seed=7),
-]
-
-
-def test_faults_that_pass_are_ridden_out_to_the_same_bytes(remote: Remote, tmp_path: Path) -> None:
-    remote.proxy.rules(*MIXED)
-    with use_policy(part_bytes=PART, stall=0.5, first_pause=0.05):
-        done = remote.fetch(tmp_path / "a.tar", seconds=60)
-    assert (tmp_path / "a.tar").read_bytes() == CONTENT
-    count = remote.proxy.count(remote.path)
-    assert count.faults
-    assert done.retries + PARTS == count.requests
-
-
 def test_a_range_that_breaks_goes_on_where_it_ended(tmp_path: Path) -> None:
     """The server cuts each body after 3 kB: without the offset, no range of 10 kB would ever be whole."""
     asked: list[str] = []
