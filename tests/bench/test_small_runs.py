@@ -24,7 +24,7 @@ RUNS = {
         [
             *("--systems", "wdsdist", "--samples", "256", "--rounds", "1", "--workers", "1", "--data", "{tmp}"),
             *("--shards", "2", "--shard-bytes", "100000", "--latency", "0.001"),
-            *("--measure", "fetch", "epoch", "wire", "--links", "1e9", "--spinning", "0"),
+            *("--measure", "fetch", "wire", "--links", "1e9", "--spinning", "0"),
         ],
         "A link of 1,000 MB/s, programs that spin beside: 0",
     ),

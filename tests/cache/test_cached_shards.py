@@ -298,7 +298,7 @@ def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
 ) -> None:
     folder, chance = tmp_path / "cache", random.Random(0)
     with watched(lambda: used(folder)) as use:
-        for round_ in range(3):
+        for _ in range(2):
             jobs = [Job(web.url, folder, limit if is_limited else 0, seed) for seed in range(3)]
             for job in jobs:
                 assert job.process.stdout is not None
@@ -307,7 +307,6 @@ def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
             jobs.pop(0).kill()
             for job in jobs:
                 job.cost()
-            assert round_ >= 0
     if is_limited:
         assert max(use) <= limit
     else:

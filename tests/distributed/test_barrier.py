@@ -312,11 +312,9 @@ class TestAfterARestart:
 
         return attempt
 
-    @pytest.mark.parametrize("met", [pytest.param(0, marks=pytest.mark.slow), 1])
-    def test_nobody_meets_the_dead(self, attempt: Start, met: int) -> None:
+    def test_nobody_meets_the_dead(self, attempt: Start) -> None:
         first = attempt()
-        for _ in range(met):
-            first.all(barrier, 60)
+        first.all(barrier, 60)
         for rank in (0, 2):
             first.tell(rank, barrier, 60)
         assert first.is_waiting(0)

@@ -143,21 +143,10 @@ class TestSeeds:
         same.set_epoch(1)
         assert same[0]["cls"] == found[1][0]["k0000"]
 
-    def test_reach_a_transform(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, fields=("cls",), transform=with_seed)
-        seeds = [sample["seed"] for sample in dataset]
-        assert {type(seed) for seed in seeds} == {int}
-        assert len(set(seeds)) == SHARDS * PER_SHARD
-
 
 @seeded
 def a_seed(data: bytes, seed: int) -> int:
     return seed
-
-
-@seeded
-def with_seed(sample: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {**sample, "seed": seed}
 
 
 def shared_files() -> set[Path]:

@@ -49,7 +49,6 @@ FILES = {
     "really_a_jpeg.png": encode(COLOUR),
     "really_a_png.jpg": encode(COLOUR, format="png"),
 }
-PACKAGES = ("simplejpeg", "cv2")
 
 
 def assert_as_webdataset(specification: str, name: str) -> None:
@@ -175,13 +174,6 @@ def test_what_is_no_image_is_an_error_without_an_address_in_it() -> None:
 
 
 # Packages
-
-
-def test_importing_the_module_imports_no_image_package() -> None:
-    code = "import sys, wdsdist.samples.images.decode, wdsdist.transforms; print(*sys.modules)"
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "wdsdist.samples.images.decode" in imported
-    assert not {"PIL", "torch", *PACKAGES} & set(imported)
 
 
 def test_without_pillow_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

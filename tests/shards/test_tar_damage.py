@@ -101,7 +101,7 @@ def test_a_change_of_any_header_byte_is_damage(form: int) -> None:
         assert_damaged(bytes(altered))
 
 
-@pytest.mark.parametrize(("number", "form"), enumerate(FORMATS))
+@pytest.mark.parametrize(("number", "form"), list(enumerate(FORMATS)))
 def test_a_change_of_the_checksum_is_damage_unless_it_spells_the_same_number(form: int, number: int) -> None:
     content = TARS[form]
     for offset in range(148, 156):
