@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import wdsdist
+from tests.support.loaders import keys
 from tests.support.memory_store import MemoryStore
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.batching import Buckets, LengthGroups, PackedRows, TokenBudget, batcher
@@ -71,10 +72,6 @@ def rows(number: int, length: int, **more: Any) -> dict[str, Any]:
 
 TOKENS = tokens()
 GROUPS: dict[str, Any] = {"batches": LengthGroups(8, by="ids.tokens")}
-
-
-def keys(batches: Any) -> list[str]:
-    return [key for batch in batches for key in batch["__key__"]]
 
 
 BUCKETS: dict[str, Any] = {"batches": Buckets(8, by="cls.bytes")}
@@ -193,28 +190,6 @@ def test_fewer_samples_than_ranks_are_refused_where_all_would_be_dropped(data: M
     with pytest.raises(ArgumentError, match=r"2 samples, fewer than there are ranks \(3\), and drop_last=True"):
         next(iter(loader(few, ranks=3, **way)))
     assert len(list(loader(few, ranks=3, drop_last=False, **way))) == 1
-
-
-def test_packed_rows_have_every_token_and_what_attention_needs(data: Manifest) -> None:
-    tokens: Counter[int] = Counter()
-    for rank in range(2):
-        for batch in loader(data, rank, 2, **rows(4, 64, labels=True), workers=1):
-            assert batch["ids"].shape == batch["labels"].shape == (4, 64)
-            used = batch["document_ids"] >= 0
-            tokens.update(batch["ids"][used].tolist())
-            assert not batch["ids"][~used].any()
-            assert batch["cu_seqlens"][[0, -1]].tolist() == [0, 256]
-    assert tokens == {number: int(size) for number, size in enumerate(SIZES)}
-
-
-def test_groups_are_alike_and_buckets_are_pure(data: Manifest) -> None:
-    useful = []
-    for way in (GROUPS, {"batch_size": 8}):
-        batches = list(loader(data, **way))
-        useful.append(np.mean([np.mean(batch["sizes"]) / max(batch["sizes"]) for batch in batches]))
-    assert useful[0] > 0.6 > 0.5 > useful[1]
-    for batch in loader(data, batches=Buckets(8, by="key")):
-        assert len(set(batch["__key__"])) == 1
 
 
 def test_samples_over_the_budget_are_refused_dropped_or_alone(data: Manifest) -> None:

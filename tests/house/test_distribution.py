@@ -80,12 +80,6 @@ def test_the_citation_and_the_changelog_name_this_version() -> None:
     assert citation["version"] == newest[1] == wdsdist.__version__
 
 
-def test_each_subject_of_a_part_of_the_changelog_comes_once() -> None:
-    for part in re.split(r"^##+ ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE):
-        subjects = re.findall(r"^\*\*.*\*\*$", part, re.MULTILINE)
-        assert len(subjects) == len(set(subjects)), part[:20]
-
-
 def newest_other_python() -> Path:
     """Return the newest of the other Pythons of this machine, on the path or as pyenv keeps them."""
     for version in ("3.14", "3.13", "3.12"):

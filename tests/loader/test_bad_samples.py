@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import wdsdist
 from tests.support import quarantine
+from tests.support.loaders import keys
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError, StorageError
@@ -56,10 +57,6 @@ def reading(folder: Any, **options: Any) -> StreamingDataset:
 
 def batches(dataset: StreamingDataset, *, workers: int = 0, size: int = 8, **options: Any) -> list[dict[str, Any]]:
     return list(StreamingDataLoader(dataset, size, num_workers=workers, **options))
-
-
-def keys(found: list[dict[str, Any]]) -> list[str]:
-    return [key for batch in found for key in batch["__key__"]]
 
 
 def listed(path: Path) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import chain
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError
+from wdsdist.sampling.mix_order import MixOrder, Mixture
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
@@ -235,7 +238,15 @@ def test_a_setting_that_cannot_work_is_refused_by_name_and_value(
         OrderSettings(**{argument: value})
 
 
-@pytest.mark.parametrize("name", ["shard", "sampler"])
+MIX = Mixture(counts=(np.array([3]),), windows=(4,), weights=(Fraction(1),), num_samples=3)
+ORDERS: dict[str, Callable[[Any], object]] = {
+    "shard": lambda epoch: epoch_order(np.array([3]), OrderSettings(), epoch),
+    "sampler": lambda epoch: epoch_order(np.array([3]), OrderSettings(name="sampler"), epoch),
+    "mix": lambda epoch: MixOrder(MIX, OrderSettings(), epoch),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
 def test_an_epoch_that_cannot_be_is_refused_by_value(name: str) -> None:
     for epoch, error, message in [
         (-1, ArgumentError, "epoch is -1: it must be between 0 and 9,223,372,036,854,775,807"),
@@ -244,7 +255,7 @@ def test_an_epoch_that_cannot_be_is_refused_by_value(name: str) -> None:
         (False, ArgumentError, "epoch is False: it must be an integer"),
     ]:
         with pytest.raises(error, match=message):
-            epoch_order(np.array([3]), OrderSettings(name=name), epoch)
+            ORDERS[name](epoch)
 
 
 def test_a_sampler_seed_that_torch_cannot_take_is_refused() -> None:

@@ -97,8 +97,11 @@ def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     order = MixOrder(mixture, OrderSettings(), 0)
     plan = EpochPlan(num_samples=2400, num_replicas=1, batch_size=8, drop_last=True, drop_last_batch=True)
     uses = list(upcoming(order, plan, rank=0))
-    needed = [sum(use.first <= batch <= use.last for use in uses) for batch in range(plan.batches_per_rank)]
-    assert max(needed) < 25  # of 60, all in one block; at once a batch needs 2 to 4, and 512 samples reach over 13
+    needed = [{use.shard for use in uses if use.first <= batch <= use.last} for batch in range(plan.batches_per_rank)]
+    assert all(shards <= named for shards, named in zip(walked(order, plan, 0, 0), needed, strict=True))
+    assert (
+        max(map(len, needed)) < 25
+    )  # of 60, all in one block; at once a batch needs 2 to 4, and 512 samples reach over 13
 
 
 def test_the_next_shards_of_a_billion_samples_are_told_by_looking_at_few() -> None:
