@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import subprocess
 import sys
 
 import numpy as np
@@ -13,11 +12,11 @@ import torch
 from PIL import Image
 from webdataset.autodecode import ImageHandler
 
+from tests.support.folders import forked, status
 from tests.support.photos import decode_rgb, encode, image_size, photo
-from tests.support.programs import command
 from wdsdist.errors import SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
-from wdsdist.samples.images.decode import DecodeImage
+from wdsdist.samples.images.decode import DecodeImage, opencv
 
 COLOUR = photo(37, 53)
 ALPHA = np.dstack([COLOUR, COLOUR[..., 0]])
@@ -185,4 +184,18 @@ def test_without_pillow_the_error_names_the_package(monkeypatch: pytest.MonkeyPa
 
 
 def test_opencv_has_no_threads_of_its_own_in_a_process_nor_in_one_forked_from_it() -> None:
-    subprocess.run(command("opencv_threads"), check=True)
+    import cv2
+
+    def grandchild() -> None:
+        assert opencv() is cv2
+        assert cv2.getNumThreads() == 1
+
+    def child() -> None:
+        cv2.setNumThreads(3)
+        grandchild()
+        cv2.setNumThreads(3)  # as a training script might, after it has made a loader
+        assert opencv() is cv2
+        assert cv2.getNumThreads() == 3, "ours to set once only"
+        assert status(forked(grandchild)) == 0
+
+    assert status(forked(child)) == 0
