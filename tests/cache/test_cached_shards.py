@@ -257,7 +257,7 @@ def test_two_jobs_with_different_views_of_a_shard_keep_the_limit(remote: Manifes
     limit = room_of(size, 8000) - size // 3
     first, second = (Shards(remote, tmp_path / "cache", limit=limit) for _ in range(2))
     for shards, samples in ((first, range(8)), (second, range(10, 18))):
-        shards.cache.fetch_ahead(shards.source.shard(0), of(*samples))  # type: ignore[attr-defined]
+        shards.cache.fetch_ahead(shards.source.shard(0), of(*samples), lambda: True)  # type: ignore[attr-defined]
     assert used(tmp_path / "cache") <= limit
 
 

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution: what they hold, and that the demo runs from an installed wheel."""
+"""The wheel and the source distribution: what they hold, and that a training loop runs from an installed wheel."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "wdsdist"
 WITHOUT_TORCH = ("numpy", "fsspec", "filelock", "braceexpand", "pyyaml", "click", "urllib3", "xxhash")
 """What the command line needs: all requirements but torch and webdataset."""
+
+
+LOOP = """
+import sys, wdsdist
+dataset = wdsdist.StreamingDataset(wdsdist.pack(sys.argv[1], "shards"), decode=True)
+loader = wdsdist.StreamingDataLoader(dataset, batch_size=100, num_workers=2)
+print(wdsdist.__file__, sum(len(batch["cls"]) for batch in loader))
+"""
 
 
 def build(source: Path, output: Path, *targets: str) -> None:
@@ -126,7 +134,7 @@ def test_the_command_line_works_on_the_newest_python(wheel: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # most of it is pip, which a busy machine slows down
 @pytest.mark.usefixtures("package_index")
-def test_the_demo_runs_from_a_wheel_made_of_the_source_distribution(sdist: Path, tmp_path: Path) -> None:
+def test_a_loop_runs_from_a_wheel_made_of_the_source_distribution(sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
@@ -146,9 +154,6 @@ def test_the_demo_runs_from_a_wheel_made_of_the_source_distribution(sdist: Path,
     installed = run(*pip, "list")
     assert not re.search(r"(?m)^(pytest|pyarrow|pillow|ray|s3fs|hatchling) ", installed)
 
-    where = run(programs / "python", "-c", "import wdsdist; print(wdsdist.__file__)")
-    assert Path(where.strip()).is_relative_to(tmp_path / "env")
-    demo = source / "examples" / "train_fashion_mnist.py"
-    launch = (programs / "torchrun", "--standalone", "--nproc-per-node", "2")
-    out = run(*launch, demo, "--data", source / "examples" / "data", "--work", tmp_path / "demo-data")
-    assert "ok  test accuracy" in out
+    where, samples = run(programs / "python", "-c", LOOP, source / "examples" / "data" / "t10k").split()
+    assert Path(where).is_relative_to(tmp_path / "env")
+    assert samples == "10000"

@@ -169,11 +169,11 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     *((part(of_all=option), ArgumentError, f"{min(option)} is given for all data sets, but 'a' is a StreamingDataset")
       for option in ({"fields": ("cls",)}, {"decode": True}, {"transform": dict})),
     # arguments of functions
-    (lambda *_: wdsdist.open("a\0b"), ArgumentError, r"'a\\x00b' is no path or URL: it holds a null character"),
+    (lambda *_: wdsdist.open("a\0b"), ArgumentError, r"'a\\x00b' is not a path or URL: it holds a null character"),
     (lambda *_: wdsdist.open("s3://x", storage_options={1: 2}), ArgumentError, "storage_options is a dict: it must"),  # type: ignore[dict-item]
     (dataset(cache_limit="x"), ArgumentError, "cache_limit is 'x': it must be a number of bytes"),
     (dataset(batch_size=10**30), ArgumentError, "batch_size is .*: it must be between 1 and"),
-    (index(output=3), ArgumentError, "3 is no path or URL: it must be a string or a Path"),
+    (index(output=3), ArgumentError, "3 is not a path or URL: it must be a string or a Path"),
     (index(name=3), ArgumentError, "name is 3: it must be 1 to 64 letters"),
     (index(progress=3), ArgumentError, "progress is 3: it must be a function"),
     (columns(fields=3), ArgumentError, "fields is 3: it must be a list of names"),

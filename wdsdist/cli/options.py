@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -79,27 +80,34 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except WdsdistError as error:
-            argument, message = getattr(error, "argument", ""), str(error)
+            argument, message = getattr(error, "argument", ""), self.typed(str(error))
             for param in self.params:
                 if isinstance(param, click.Option) and param.name == argument:
                     option = max(param.opts, key=len)
-                    is_subject = message.startswith(f"{argument} ")
-                    message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
-            raise click.ClickException(self.typed(message)) from error
+                    if message.startswith(f"{argument} "):
+                        message = f"{option}{message.removeprefix(argument)}"
+                    elif f" {option}" not in message:
+                        message = f"{option}: {message}"
+            raise click.ClickException(message) from error
         finally:
             logger.removeHandler(echo)
 
     def typed(self, message: str) -> str:
         """Rewrite arguments in a message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
         for param in self.params:
-            if not isinstance(param, click.Option) or param.multiple:
+            if not isinstance(param, click.Option):
                 continue
             option, argument = max(param.opts, key=len), f" {param.name}="
+            if param.multiple:  # columns={'image': 'jpg'}
+                message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
+                message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
+                continue
             values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:
-                values = {",": f"{option},", "": f"{option} "}
+                message = re.sub(rf"{argument}(?![\w'\"{{])", f" {option}", message)
+                values = {"": f"{option} "}
             for value, words in values.items():
                 message = message.replace(f"{argument}{value}", f" {words}")
         return message

@@ -48,12 +48,12 @@ class EpochPlanner:
 
     def start(self, position: Position) -> EpochStart:
         """Return the start of an epoch, or of its rest, as workers need it."""
-        here = self._dataset.identity()
+        identity = self._dataset.identity()
         return EpochStart(
             position=position,
-            rank=here.rank,
-            world=World(here.world_size, here.ranks_per_node),
-            settings=self._settings or self._dataset.order_config.settings(here.world_size),
+            rank=identity.rank,
+            world=World(identity.world_size, identity.ranks_per_node),
+            settings=self._settings or self._dataset.order_config.settings(identity.world_size),
             block=self._block or self._first_block(),
         )
 
@@ -94,15 +94,15 @@ class EpochPlanner:
         Raises `StateError` if this rank would read other samples than other ranks, and `ArgumentError` if the cache
         has too little room.
         """
-        here, dataset = self._dataset.identity(), self._dataset
+        identity, dataset = self._dataset.identity(), self._dataset
         group = process_group()
-        if here.world_size > 1 and group is not None:
+        if identity.world_size > 1 and group is not None:
             from wdsdist.distributed.job_store import check_same
 
             for data in dataset.manifest.data_sets:
                 if version := data.sources[0].version:
                     check_same(f"index.json of {shown(data.base)}", version)
-                if here.world_size == group.get_world_size():
+                if identity.world_size == group.get_world_size():
                     check_same(f"choice of samples of {shown(data.base)}", data.fingerprint, why=_ONE_CHOICE)
             self.batcher.check_ranks_agree(start.world, start.block)
         dataset.check_room(self.config_at(start.position), start.settings)

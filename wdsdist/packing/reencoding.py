@@ -19,8 +19,8 @@ from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import run_in_subprocess
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
+from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
 from wdsdist.packing.options import Images, Options
-from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT
