@@ -166,7 +166,7 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
         kept = shards.source.open({2: of(1)})[2].member(1, 0)
         left = times
         if is_error:
-            words = r"02\.tar does not hold .*member 'bin' of sample '0043' .* \(3 attempts in \d.*; a resume "
+            words = r"02\.tar does not hold .*member 'bin' of sample '0043' .* \(3 attempts in \d.*; training can "
             with pytest.raises(ShardDamagedError, match=words):
                 shards.source.open({2: of(3)})
         else:
