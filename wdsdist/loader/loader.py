@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, StateError
@@ -309,10 +310,14 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._group = dataset.channel.group
 
     def _get_iterator(self) -> Any:
-        """Return torch's iterator over the messages of workers, with the current settings of this loader."""
-        dataset = self._worker_dataset
-        messages: DataLoader[Any] = DataLoader(
-            dataset if self.num_workers else copy.copy(dataset),  # which ends its prefetch with the iteration
+        """Return an iterator over the messages of workers, or of this process, with the current settings."""
+        if not self.num_workers:  # torch's iterator takes a fifth of the time of a small batch
+            messages = map(copy.copy(self._worker_dataset).__getitem__, self._tickets)
+            return map(pinned, messages) if self.pin_memory and torch.cuda.is_available() else messages
+        from wdsdist.loader.ipc.workers import iterate
+
+        groups: DataLoader[Any] = DataLoader(
+            self._worker_dataset,
             batch_size=None,
             sampler=self._tickets,
             num_workers=self.num_workers,
@@ -325,11 +330,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        if not self.num_workers:
-            return messages._get_iterator()
-        from wdsdist.loader.ipc.workers import iterate
-
-        return iterate(messages, self.dataset.identity().rank)
+        return iterate(groups, self.dataset.identity().rank)
 
     def _stop_workers(self, messages: Iterator[Any]) -> None:
         """End the worker processes behind ``messages`` now; the next iteration starts new ones."""

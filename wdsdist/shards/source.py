@@ -117,8 +117,12 @@ class OpenShard:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
+        return str(self.key_bytes(sample), "utf-8", "surrogateescape")
+
+    def key_bytes(self, sample: int) -> memoryview:
+        """Return the key of a sample as it is stored."""
         starts = self._key_starts
-        return str(self._key_bytes[starts[sample] : starts[sample + 1]], "utf-8", "surrogateescape")
+        return self._key_bytes[starts[sample] : starts[sample + 1]]
 
     def layout(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample's members, in lower case."""
