@@ -116,8 +116,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
         self._planner = EpochPlanner(dataset, batcher)
+        persists = check_flag("persistent_workers", persistent_workers) and workers > 0
         self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers, batcher=batcher
+            WorkerDataset, collate_fn=collate_fn, num_workers=workers, is_persistent=persists, batcher=batcher
         )
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._tickets = Tickets(workers)
@@ -128,7 +129,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             drop_last=drops,
             num_workers=workers,
             pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),
-            persistent_workers=check_flag("persistent_workers", persistent_workers) and workers > 0,
+            persistent_workers=persists,
             prefetch_factor=prefetch_factor,
             collate_fn=_refuse_copied_collation,
             timeout=timeout,
