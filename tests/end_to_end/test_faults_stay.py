@@ -116,7 +116,9 @@ def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
     store: Store, fault: str, read: Callable[..., object]
 ) -> None:
     store.proxy.rules(Rule(fault, 10, path="*index.json", method="*"))
-    message = rf"{re.escape(store.url)}/index\.json cannot be read: .* \(\d+ attempts? in \d\.\d s\)"
+    message = (
+        rf"{re.escape(store.url)}/index\.json cannot be read: .* \(\d+ attempts? in \d.* s; download_timeout=0\.5 is"
+    )
     began = time.monotonic()
     with pytest.raises(StorageError, match=message):
         read(store.url, storage_options=store.options, download_timeout=0.5)

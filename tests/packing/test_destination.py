@@ -17,8 +17,7 @@ from tests.support.packing import pack_shown
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationError, DestinationExistsError
 from wdsdist.packing import pack
-from wdsdist.packing.destination import Place, locked
-from wdsdist.packing.ledger import records
+from wdsdist.packing.destination import Place, locked, records
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards.manifest import PACK_RECORD
 

@@ -17,7 +17,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Sample
+from wdsdist.packing.members import BrokenPayload, FilePayload, Sample
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 
@@ -168,7 +168,20 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
         ),
         *(
             ((key, [("txt", b"")]), "cannot be packed: a key is a string, a path of parts that are not empty")
-            for key in ("c.d", "c/", "", "c\nd", "c\0", "__meta__/c", "\udce9")
+            for key in (
+                "c.d",
+                "c/",
+                "",
+                "c\nd",
+                "c\0",
+                "__meta__/c",
+                "\udce9",
+                "/etc/passwd",
+                "a//b",
+                "../a",
+                "a/../b",
+                "a/./b",
+            )
         ),
         (("c", [("txt", b""), ("json", BrokenPayload("row 7 is no JSON"))]), "row 7 is no JSON"),
         (("c", [("txt", FilePayload("/", 0))]), "/ (cannot be read: Is a directory|has .* bytes)"),

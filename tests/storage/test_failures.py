@@ -18,6 +18,7 @@ from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage.failures import Attempts, Failure, Kind, failure_of
 from wdsdist.storage.http import StatusError
+from wdsdist.storage.waiting import Deadline
 
 A_TAR = "s3://bucket/a.tar"
 
@@ -136,6 +137,26 @@ def test_a_kind_decides_how_often_to_try(kind: Kind, most: int) -> None:
     assert type(error) is (NotFoundError if kind == "absent" else StorageError)
     assert getattr(error, "kind", kind) == kind
     assert str(error).startswith("it is at fault (5 attempts in " if kind == "length" else "it is at fault")
+
+
+RESUME = "a resume from the last checkpoint goes on"
+SAID: list[tuple[Kind, str]] = [
+    ("absent", f"(1 attempt in 0.0 s; {RESUME})"),
+    ("denied", f"(1 attempt in 0.0 s; {RESUME})"),
+    ("length", f"(5 attempts in 0.0 s; {RESUME})"),
+    ("unreachable", f"(1 attempt in 0.0 s; {RESUME})"),
+    ("busy", f"(1 attempt in 0.0 s; download_timeout=9 is the limit; {RESUME})"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said"), SAID)
+def test_an_error_says_how_long_was_waited_which_limit_ended_it_and_how_to_go_on(kind: Kind, said: str) -> None:
+    attempts = Attempts("http://silent.example/a.tar", Deadline(9, "download_timeout"), patience=1)
+    failure = Failure(kind, "it is at fault", retry_after={"busy": 10, "unreachable": 6}.get(kind))
+    with use_policy(first_pause=1e-6, longest_pause=1e-6):
+        while attempts.failed(failure) is not None:
+            pass
+    assert str(attempts.error()) == f"it is at fault {said}"
 
 
 def test_a_store_that_has_answered_before_is_waited_for_and_another_for_seconds() -> None:

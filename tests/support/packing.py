@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.packing.members import FilePayload
 from wdsdist.packing.options import Options
 from wdsdist.packing.parallel import PackProgress
-from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.run import run
 from wdsdist.packing.sources.source import Source
 from wdsdist.shards.manifest import Manifest

@@ -189,7 +189,7 @@ def _first(
     node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
-    here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
+    here = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
     if cache_limit is not None:
         needed_at_once = partial(config.bytes_at_once, here=here)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -92,9 +93,13 @@ class Command(click.Command):
     def typed(self, message: str) -> str:
         """Rewrite arguments in a message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
         for param in self.params:
-            if not isinstance(param, click.Option) or param.multiple:
+            if not isinstance(param, click.Option):
                 continue
             option, argument = max(param.opts, key=len), f" {param.name}="
+            if param.multiple:  # columns={'image': 'jpg'}
+                message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
+                message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
+                continue
             values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))

@@ -126,9 +126,12 @@ def pack(
     if any(images[one.name] != one.default for one in fields(Images)):
         given["images"] = Images(**images)
     if dry_run:
-        from wdsdist.packing import recognise
+        from wdsdist.packing.run import recognise, splits_of
 
-        _say_recognised(recognise(shards, **given))
+        for split, own in (splits_of(shards, Options(**given)) if splits else {"": {}}).items():
+            if split:
+                say(f"split {split}:")
+            _say_recognised(recognise(shards, **given, **own))
         return
     from wdsdist.distributed.identity import identity
     from wdsdist.distributed.run_once import data_download

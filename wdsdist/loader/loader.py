@@ -267,6 +267,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             position.epoch,
             plan=plan,
             sample_bytes=config.mean_sample_bytes,
+            num_copied=int(config.manifest.is_copied.sum()),
             log_prefix=start.log_prefix,
         )
         if self.num_workers and self._iterator is None:

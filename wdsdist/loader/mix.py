@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -204,7 +205,7 @@ def _joined(sources: list[tuple[Source, Any]], options: dict[str, Any]) -> Strea
     manifest = join(parts, labels)
     dataset = StreamingDataset(manifest, **options)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
-        firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
+        firsts = zip(itertools.accumulate((len(part.counts) for part in parts), initial=0), specs, strict=False)
         dataset.sample_reader = dataset.sample_reader.with_specs(
             {
                 first + shard: replace(spec, policy=policy) if policy.replaces else spec

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import wdsdist
+from tests.support.damage import altered
 from tests.support.packing import members, packed_members
 from tests.support.tables import WRITERS, Record
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
+from wdsdist.packing.sources import table as tables
 from wdsdist.shards import open as catalog
 from wdsdist.shards.tar.writer import stored_size
 
@@ -116,27 +124,6 @@ def test_a_file_that_a_row_names_belongs_to_the_fingerprint(written: Any, tmp_pa
     assert find(path).digest != before
 
 
-@pytest.mark.parametrize(
-    ("columns", "error", "message"),
-    [
-        ({"picture": "jpg"}, ArgumentError, "columns names 'picture', but .* has the columns image, label"),
-        ({"image": "a/b"}, ArgumentError, "it maps names of columns to extensions"),
-        ({"image": "__url__"}, ArgumentError, "it maps names of columns to extensions"),
-        ({"image": "jpg", "label": "jpg"}, ArgumentError, "two columns to 'jpg'"),
-        ({"image": "__key__", "label": "__key__"}, ArgumentError, "there is one key"),
-        ({"caption": "json"}, ArgumentError, "width of .* would become the member json"),
-        (["image"], ArgumentError, "it maps names of columns"),
-        ({"source": "index"}, SourceError, "column 'source': a str value cannot be encoded as 'index'"),
-        (dict.fromkeys(records()[0], ""), SourceError, "no column that can become a member"),
-    ],
-)
-def test_mappings_that_cannot_work_are_refused(
-    written: Any, columns: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        find(written(records()), columns=columns)
-
-
 def broken_records() -> list[Record]:
     """Six rows: the image of the second is not there, the fifth has the key of the first, the last has a bad key."""
     found = [{"key": f"k{number}", "image": f"img/{number}.v2.JPG", "label": number % 3} for number in range(6)]
@@ -202,3 +189,137 @@ def test_rows_that_cannot_be_parsed_are_left_out_on_request(tmp_path: Path, name
     assert [json.loads(line)["key"] for line in lines] == [f"row {first + 1}", f"row {first + 3}"]
     members = packed_members(tmp_path / "dest")
     assert [data for name, data in members.items() if name.endswith(".txt")] == [b"x", b"z", b"last"]
+
+
+# Tables packed into shards: by several processes, to the same bytes, and with what was chosen in the manifest
+
+
+def test_parquet_beyond_the_memory_is_shuffled_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"key": [f"{n:04}" for n in range(400)], "raw": [bytes([n % 256]) * 5000 for n in range(400)]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", 300_000)
+    pack(tmp_path / "t.parquet", tmp_path / "out", shard_samples=20, workers=2)
+    found = packed_members(tmp_path / "out")
+    assert sorted(found) == [f"{number:04}.raw" for number in range(400)]
+    groups = [int(name[:4]) // 10 for name in found]
+    assert groups != sorted(groups)
+    shards = [set(groups[start : start + 20]) for start in range(0, 400, 20)]
+    assert max(map(len, shards)) <= 2 * 300_000 // 50_000
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("columns", [None, {"label": "cls"}])
+def test_texts_of_classes_become_numbers_with_a_list_of_classes(
+    columns: dict[str, str] | None, form: str, tmp_path: Path
+) -> None:
+    labels = ["dog", "cat", None, "söt dog", "cat"]
+    table = WRITERS[form][1](
+        tmp_path / WRITERS[form][0],
+        [{"key": f"k{number}", "caption": "x", "label": label} for number, label in enumerate(labels)],
+    )
+    manifest = pack(table, tmp_path / "dest", columns=columns, workers=1)
+    assert manifest.extra["classes"] == ["cat", "dog", "söt dog"]
+    members = packed_members(tmp_path / "dest")
+    assert {key: data for key, data in members.items() if key.endswith(".cls")} == {
+        "k0.cls": b"1",
+        "k1.cls": b"0",
+        "k3.cls": b"2",
+        "k4.cls": b"0",
+    }
+    assert members["k0.txt"] == b"x"
+
+
+@pytest.mark.parametrize(
+    ("labels", "refused"),
+    [
+        (("0", "1", "2"), False),
+        (("2", "10", "1"), True),
+        (("1", "2"), True),
+        (("a", "2"), True),
+        (("7", "NaN", "12"), True),
+    ],
+)
+def test_integers_as_texts_that_would_become_other_classes_are_refused_unless_they_are_mapped(
+    labels: tuple[str, ...], refused: bool, tmp_path: Path
+) -> None:
+    source = tmp_path / "t.jsonl"
+    source.write_text("\n".join(json.dumps({"caption": "x", "label": label}) for label in labels))
+    if refused:
+        with pytest.raises(SourceError, match=r"columns={'label': 'index'}"):
+            pack(source, tmp_path / "dest", workers=1)
+    manifest = pack(source, tmp_path / "dest", columns={"label": "cls"} if refused else None, workers=1)
+    assert manifest.extra["classes"] == sorted(labels)
+    if not {"a", "NaN"} & set(labels):
+        manifest = pack(source, tmp_path / "as-they-are", columns={"label": "index"}, workers=1)
+        data = wdsdist.StreamingDataset(manifest, decode=True, shuffle=False)
+        assert {data[number]["index"] for number in range(len(labels))} == set(map(int, labels))
+
+
+# Tables that are damaged or odd: an error that names file and row, or all samples
+
+
+@pytest.mark.parametrize(("name", "text"), [("t.jsonl", '{"a;b": "1;2"}\n' * 2), ("t.csv", "label\ny\nx\n")])
+def test_a_single_column_is_a_table(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert len(find(tmp_path / name)) == 2
+
+
+ROWS: list[Record] = [
+    {"key": "a", "label": 1, "text": 'x "y"\nz', "v": [1]},
+    {"key": "b", "label": 2, "text": "\xfc", "v": [2, 3]},
+    {"key": "c", "label": None, "text": "w", "v": [4]},
+]
+PIECES = [b'"', b"\n", b",", b"\0", b"\r", b"\xff", b"{", b"1e999", b"\\ud800"]
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_are_a_table_or_a_typed_error(tmp_path: Path, form: str, data: st.DataObject) -> None:
+    name, write = WRITERS[form]
+    path = write(tmp_path / name, ROWS)
+    path.write_bytes(data.draw(altered(path.read_bytes(), PIECES) | st.binary(max_size=200)))
+    try:
+        source = find(path)
+        found = members(source)
+    except SourceError as error:
+        assert str(path) in str(error)  # noqa: PT017 - there may be no error at all
+        return
+    assert len(found) == len(source) > 0
+
+
+@pytest.mark.parametrize("form", ["file", "stream", "compressed", "parquet"])
+def test_views_of_texts_and_bytes_are_texts_and_bytes(tmp_path: Path, form: str) -> None:
+    pictures = [b"\xff\xd8\xff" + bytes(100), None, b"short"]
+    columns = pa.table(
+        {
+            "id": pa.array(["a", "b", "c"], pa.string_view()),
+            "image": pa.array(pictures, pa.binary_view()),
+            "txt": pa.array(["x", "longer than twelve letters", "y"], pa.string_view()),
+        }
+    )
+    path = tmp_path / ("t.parquet" if form == "parquet" else "t.arrow")
+    if form == "parquet":
+        pa.parquet.write_table(columns, path)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if form == "compressed" else None)
+        open_file = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
+        with open_file(path, columns.schema, options=options) as writer:
+            writer.write_table(columns)
+    source = find(path)
+    assert members(source) == {
+        "a": {"jpg": pictures[0], "txt": b"x"},
+        "b": {"txt": b"longer than twelve letters"},
+        "c": {"jpg": b"short", "txt": b"y"},
+    }
+    assert form == "parquet" or source.contents.sizes.tolist() == [2048, 1024, 2048]
+
+
+def test_a_parquet_file_with_an_altered_bit_gives_all_its_rows_or_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"id": ["a", "b", "c"], "txt": ["x", "y", "z"]}), path, compression="none")
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :])
+        with contextlib.suppress(SourceError):
+            assert len(find(path)) == 3

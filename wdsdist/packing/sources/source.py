@@ -13,7 +13,7 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
-from wdsdist.packing.payloads import Sample
+from wdsdist.packing.members import Sample
 from wdsdist.packing.sources.listing import shown
 
 SCRATCH_SUFFIX = "-source"
@@ -96,11 +96,6 @@ class Contents:
     stream: Iterator[Sample] | None = field(default=None, repr=False)
     """The samples of an iterable, which can be read once, in one order; they have no numbers and no sizes."""
 
-    def only(self, kept: Int64s) -> Contents:
-        """Return some of the samples, given by their numbers in rising order."""
-        blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
-
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -113,8 +108,8 @@ class Source:
     """One word, such as ``"folder"`` or ``"idx"``."""
     location: str
     """Where it lies, for messages."""
-    digest: str
-    """Digest (fingerprint) of the source: names, sizes and times of its files, or whatever else changes with it."""
+    state: str
+    """Names, sizes and times of its files, or whatever else changes with the source, or a digest of these."""
     load: Callable[[], Contents] = field(repr=False)
     """Called once. Temporary files may go with what it returns."""
     folders: frozenset[str] = frozenset()
@@ -123,6 +118,11 @@ class Source:
     @functools.cached_property
     def contents(self) -> Contents:
         return self.load()
+
+    @property
+    def digest(self) -> str:
+        """The fingerprint of the source."""
+        return hashlib.sha256(f"{self.kind}\0{self.state}".encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
     def is_stream(self) -> bool:
@@ -207,16 +207,12 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        owner = os.getpid()  # a child that was forked with the object keeps it
         # Only a process that is killed leaves it; the next run into the same folder removes it.
-        weakref.finalize(contents, _remove, folder, os.getpid())
+        weakref.finalize(contents, lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
         return contents
 
-    return Source(kind, location, hashlib.sha256(f"{kind}\0{state}".encode()).hexdigest(), load)
-
-
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a child that was forked with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    return Source(kind, location, state, load)
 
 
 class FileStamp(NamedTuple):
