@@ -156,7 +156,9 @@ class StreamingDataset(IterableDataset[Any]):
         chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
-            decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
+            known = {str(name).lower() for names in noted for name in names or ()}
+            chosen.check_extensions(known)
+            decoder.check_extensions(known, chosen.names)
         spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine, error_budget))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = spec.policy.budget
