@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -328,10 +327,6 @@ class EpochSampler(Sampler[None]):
             if is_counted_by_fabric():
                 return
         self._dataset.chosen_epoch.choose(epoch)
-
-    def __iter__(self) -> Iterator[None]:
-        # torch asks for one index a batch; the data set needs none.
-        return itertools.repeat(None)
 
 
 def _check_names(kind: type, open_options: OpenOptions) -> None:

@@ -102,5 +102,4 @@ def is_counted_by_fabric() -> bool:
 
     Fabric counts the iterations of this process. After a restart that is not the epoch, and would discard a state.
     """
-    caller = sys._getframe(2).f_back  # of the function of Lightning that looks for samplers
-    return caller is not None and type(caller.f_locals.get("self")).__name__ == "_FabricDataLoader"
+    return "_FabricDataLoader" in _callers()

@@ -118,7 +118,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._planner = EpochPlanner(dataset, batcher)
         persists = check_flag("persistent_workers", persistent_workers) and workers > 0
         self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, num_workers=workers, is_persistent=persists, batcher=batcher
+            WorkerDataset, collate_fn=collate_fn, is_persistent=persists, batcher=batcher
         )
         self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._tickets = Tickets(workers)

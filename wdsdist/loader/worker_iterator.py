@@ -110,13 +110,12 @@ class WorkerDataset(Dataset[Message]):
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
-        num_workers: worker processes.
-        is_persistent: whether they stay for the next epoch.
+        is_persistent: whether there are workers that stay for the next epoch.
         batcher: decides which samples a batch has, and may make the batch itself.
     """
 
     channel: Channel | None = None
-    """Carries batches from workers; made before they start."""
+    """Carries batches from workers; made before they start, ``None`` without any."""
     _part: WorkerIterator | None = None
     """The part of the epoch that this process makes."""
     _groups: Iterator[list[Any]] = iter(())
@@ -134,7 +133,6 @@ class WorkerDataset(Dataset[Message]):
         sample_reader: SampleReader,
         *,
         collate_fn: Collate | None,
-        num_workers: int,
         is_persistent: bool,
         batcher: Batcher,
     ) -> None:
@@ -145,15 +143,14 @@ class WorkerDataset(Dataset[Message]):
             self._sample_reader = sample_reader.with_specs(sample_reader.specs)
             self._sample_reader.misfits = batcher.misfits
         self._collate_fn = batcher.collate if collate_fn is None else collate_fn
-        self._has_workers = num_workers > 0
-        # What is fetched ahead for an epoch would be in the way of another one.
-        self._makes_ahead = is_persistent and self._has_workers and not order_config.manifest.is_copied.any()
         self._batcher = batcher
+        # What is fetched ahead for one epoch would be in the way of another.
+        self._makes_ahead = is_persistent and not self.is_light and not order_config.manifest.is_copied.any()
 
     def __getstate__(self) -> dict[str, Any]:
-        channel = self.channel if is_spawning() else None  # shared with workers that are being spawned alone
-        own = {"_part": None, "_groups": iter(()), "_ahead": None, "_counted": None, "channel": channel}
-        return {**self.__dict__, **own}
+        own = ("_part", "_groups", "_ahead", "_is_over", "_counted")  # of this process
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return state if is_spawning() else {**state, "channel": None}  # shared with workers that are being spawned
 
     @property
     def is_light(self) -> bool:
@@ -185,14 +182,11 @@ class WorkerDataset(Dataset[Message]):
         plan = start.plan(self.order_config, self._batcher)
         part = WorkerIterator(self.order_config, self._sample_reader, plan, start)
         # A loader without workers may be iterated in one of another loader.
-        if not self._has_workers or get_worker_info() is None:
-            self._counted = self._sample_reader.source.counters()
-        else:
+        if self.channel is not None and get_worker_info() is not None:
             part.worker, part.num_workers = enter_worker()
-            if self._counted is None:  # a forked worker has the counters of its parent
-                self._counted = self._sample_reader.source.counters()
-            assert self.channel is not None
             part.send = self.channel.sender(part.worker)
+        if part.send is None or self._counted is None:  # a forked worker has the counters of its parent
+            self._counted = self._sample_reader.source.counters()
         return part, part.groups(self._collate_fn)
 
 
