@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.checkpoint import State
 
-_MOST = 4096
-"""Worker processes of a rank."""
-
 
 class StreamingDataLoader(DataLoader[BatchT]):
     """Load batches of a `StreamingDataset`; every rank gets the same number of batches.
@@ -106,7 +103,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             from wdsdist.loader.ipc.workers import default_workers
 
             num_workers = default_workers(dataset.identity().local_world_size)
-        workers = check_integer("num_workers", num_workers, 0, _MOST)
+        workers = check_integer("num_workers", num_workers, 0, 4096)
         # With these torch would fail later, perhaps in a worker.
         check_callable("collate_fn", collate_fn)
         check_callable("worker_init_fn", worker_init_fn)

@@ -144,11 +144,12 @@ class EpochPlan:
         while block := list(islice(mine, at_once)):
             line = self.line(self._steps(block), rank=rank)
             positions = line % self.num_samples
-            columns = (*order.locate(positions), order.epochs(positions), line >= self.num_samples)
+            columns = (*order.locate(positions), order.epochs(positions))
+            padding = line >= self.num_samples
             for index, number in enumerate(block):
                 part = slice(index * self.batch_size, (index + 1) * self.batch_size)
-                shards, samples, epochs, padding = (column[part] for column in columns)
-                yield number, BatchPlan(shards, samples, epochs, padding if self.mark_padding else None)
+                shards, samples, epochs = (column[part] for column in columns)
+                yield number, BatchPlan(shards, samples, epochs, padding[part] if self.mark_padding else None)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, in the order of their first use in each window."""
