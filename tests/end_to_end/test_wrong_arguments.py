@@ -25,11 +25,11 @@ def pack(**options: Any) -> Callable[[Manifest], Any]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda _: wdsdist.open("a\0b"), r"'a\\x00b' is no path or URL: it holds a null character"),
+        (lambda _: wdsdist.open("a\0b"), r"'a\\x00b' is not a path or URL: it holds a null character"),
         (lambda _: wdsdist.open("s3://x", storage_options={1: 2}), "storage_options is a dict: it must map names"),
         (lambda data: wdsdist.StreamingDataset(data, cache_limit="x"), "cache_limit is 'x': it must be a number of b"),
         (lambda data: wdsdist.StreamingDataset(data, batch_size=10**30), "batch_size is .*: it must be between 1 and"),
-        (lambda data: wdsdist.index(data.base, output=3), "3 is no path or URL: it must be a string or a Path"),
+        (lambda data: wdsdist.index(data.base, output=3), "3 is not a path or URL: it must be a string or a Path"),
         (lambda data: wdsdist.index(data.base, name=3), "name is 3: it must be 1 to 64 letters"),
         (lambda data: wdsdist.index(data.base, progress=3), "progress is 3: it must be a function"),
         (lambda data: data.add_columns(fields=3), "fields is 3: it must be a list of names"),

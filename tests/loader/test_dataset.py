@@ -64,7 +64,7 @@ def test_a_cache_below_the_home_folder_can_be_named_by_a_tilde(
 def test_set_epoch_chooses_the_epoch_and_without_it_the_same_one_comes_again(shards: Path) -> None:
     dataset = StreamingDataset(shards, decode=True)
     first = classes(dataset)
-    with pytest.warns(UserWarning, match="without set_epoch each pass plays epoch 0"):
+    with pytest.warns(UserWarning, match="without set_epoch, each pass repeats epoch 0"):
         assert classes(dataset) == first
     dataset.set_epoch(1)
     second = classes(dataset)
@@ -98,7 +98,7 @@ def test_a_foreign_loader_with_persistent_workers_follows_set_epoch(shards: Path
 def test_random_split_of_a_part_of_the_samples_is_refused(shards: Path, name: str, value: int) -> None:
     options = {"num_replicas": 2, "rank": 1} if name == "world" else {name: value}
     dataset = StreamingDataset(shards, **options)  # type: ignore[arg-type]
-    with pytest.raises(StateError, match=r"random_split would divide the first \d+ of 103 samples .*\.split\("):
+    with pytest.raises(StateError, match=r"random_split would split only the first \d+ of 103 samples, .*\.split\("):
         random_split(dataset, [0.5, 0.5])
 
 

@@ -93,8 +93,8 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (wids(("00000.tar", 2)), r"1 tars, such as 00001\.tar, are in one of the two alone"),
-        (wids(*((name, 1) for name in [*NAMES, "2.tar"])), r"1 tars, such as 2\.tar, are in one of the two alone"),
+        (wids(("00000.tar", 2)), r"1 tars, such as 00001\.tar, are in only one of the two"),
+        (wids(*((name, 1) for name in [*NAMES, "2.tar"])), r"1 tars, such as 2\.tar, are in only one of the two"),
         (wids(("../00000.tar", 2)), r"'\.\./00000\.tar', may lie outside"),
         (wids(("a.jpg", 2)), "'a.jpg' is not a tar"),
         (wids(("00000.tar", -1)), "has the nsamples -1, which is not a count"),

@@ -205,7 +205,7 @@ def test_faults_that_stay_are_an_error_within_the_deadline_that_says_what_to_do(
     assert time.monotonic() - began < 60  # on a busy machine too
     assert re.fullmatch(
         rf"{remote.location} cannot be read: .* \(\d+ attempts? in \d+(\.\d)? s; download_timeout=1\.5 is the limit; "
-        r"a resume from the last checkpoint goes on\)",
+        r"training can resume from the last checkpoint\)",
         str(caught.value),
     )
 
@@ -215,7 +215,7 @@ def test_a_port_where_nothing_answers_is_given_up_within_seconds() -> None:
     with pytest.raises(StorageError, match=r"nothing answers at this address: check the URL\) \(\d+ attempts in") as it:
         storage.read("http://127.0.0.1:1/a.tar", deadline=Deadline(300, "download_timeout"))
     assert time.monotonic() - began < 30
-    assert str(it.value).endswith("; a resume from the last checkpoint goes on)")
+    assert str(it.value).endswith("; training can resume from the last checkpoint)")
     assert it.value.kind == "unreachable"
 
 

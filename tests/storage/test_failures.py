@@ -139,7 +139,7 @@ def test_a_kind_decides_how_often_to_try(kind: Kind, most: int) -> None:
     assert str(error).startswith("it is at fault (5 attempts in " if kind == "length" else "it is at fault")
 
 
-RESUME = "a resume from the last checkpoint goes on"
+RESUME = "training can resume from the last checkpoint"
 SAID: list[tuple[Kind, str]] = [
     ("absent", f"(1 attempt in 0.0 s; {RESUME})"),
     ("denied", f"(1 attempt in 0.0 s; {RESUME})"),

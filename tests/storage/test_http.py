@@ -318,7 +318,7 @@ def test_a_proxy_that_cannot_be_used_is_an_error_that_shows_no_password(
     proxy_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", proxy_url)
-    with pytest.raises(StorageError, match="HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") as caught:
+    with pytest.raises(StorageError, match="HTTPS_PROXY and HTTP_PROXY must look like http://proxy:3128") as caught:
         storage.read("https://far.example/a.tar")
     assert "sec" not in str(caught.value)
 

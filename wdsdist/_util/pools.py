@@ -122,7 +122,7 @@ def run_in_subprocess(function: Callable[P, T], *args: P.args, **options: P.kwar
         with pool(2, 2) as executor:
             return executor.submit(function, *args, **options).result()
     except BrokenProcessPool as error:
-        raise WdsdistError("a process that looked at the source died, perhaps for want of memory") from error
+        raise WdsdistError("a process that looked at the source died, perhaps because memory ran out") from error
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ class ChunkCache:
         with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
             if copy.is_private or self.fetch([(copy, _needed_chunks(copy, needs))], deadline):
                 raise CacheError(
-                    f"cache_limit is {self.limit:,} bytes, which leaves no room for {shard.described} beside what is "
+                    f"cache_limit is {self.limit:,} bytes, which leaves no room for {shard.described} besides what is "
                     f"needed sooner: raise it"
                 )
 

@@ -54,7 +54,7 @@ def _age(value: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
     if match is None or not float(match[1]):
-        raise ValueError(f"{value!r} is no age such as 90m, 12h, 30d or 2w")
+        raise ValueError(f"{value!r} is not an age such as 90m, 12h, 30d or 2w")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -77,7 +77,8 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         busy = f", {store.in_use:,} in use" if store.in_use else ""
         say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
     kept = f"{counted(sum(store.shards for store in stores), 'shard')}, {human(sum(store.bytes for store in stores))}"
-    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
+    advice = "" if stores or cache_dir else ": to see another folder, pass --cache-dir"
+    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}{advice}")
 
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
@@ -189,11 +190,11 @@ def _first(
     node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
-    here = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
+    identity_of_first = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
     if cache_limit is not None:
-        needed_at_once = partial(config.bytes_at_once, here=here)
+        needed_at_once = partial(config.bytes_at_once, identity=identity_of_first)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
-    room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
+    room = config.bytes_at_once(settings, identity_of_first, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
     uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]

@@ -96,7 +96,7 @@ def _sum_up(manifest: Manifest, name: str | None) -> None:
     file = f"/{index_json.file_name(name)}" if name else ""
     say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}{file}")
     if (rule := manifest.key_rule) != "first-dot":
-        say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
+        say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars for every tool")
     for what, count in manifest.extra.get("skipped", {}).items():
         say(f"skipped: {count:,} x {what}")
     if left_out := manifest.extra.get("left_out"):

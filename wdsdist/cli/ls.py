@@ -91,7 +91,7 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
         string = "\0"
     if "\0" in string:
         what = f"member {field!r} of sample {stored.key!r}"
-        raise SampleError(f"{what} is no text, but {len(data):,} bytes: send them to a file with >")
+        raise SampleError(f"{what} is not text, but {len(data):,} bytes: send them to a file with >")
     for line in string.removesuffix("\n").split("\n") if string else ():
         say(*line.removesuffix("\r").split("\t"))
 

@@ -80,13 +80,15 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except WdsdistError as error:
-            argument, message = getattr(error, "argument", ""), str(error)
+            argument, message = getattr(error, "argument", ""), self.typed(str(error))
             for param in self.params:
                 if isinstance(param, click.Option) and param.name == argument:
                     option = max(param.opts, key=len)
-                    is_subject = message.startswith(f"{argument} ")
-                    message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
-            raise click.ClickException(self.typed(message)) from error
+                    if message.startswith(f"{argument} "):
+                        message = f"{option}{message.removeprefix(argument)}"
+                    elif f" {option}" not in message:
+                        message = f"{option}: {message}"
+            raise click.ClickException(message) from error
         finally:
             logger.removeHandler(echo)
 
@@ -104,7 +106,8 @@ class Command(click.Command):
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:
-                values = {",": f"{option},", "": f"{option} "}
+                message = re.sub(rf"{argument}(?![\w'\"{{])", f" {option}", message)
+                values = {"": f"{option} "}
             for value, words in values.items():
                 message = message.replace(f"{argument}{value}", f" {words}")
         return message

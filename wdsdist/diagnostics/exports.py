@@ -87,7 +87,7 @@ def export(
     if manifest.key_rule != FIRST_DOT and format != "dali":
         raise ArgumentError(
             f"{format} cuts names at the first dot, not by {manifest.key_rule!r} as this data set does: `wdsdist pack` "
-            f"it, which makes tars that all read alike"
+            f"it, which makes tars for every tool"
         )
     extra = manifest.extra
     if format != "dali" and (extra.get("scattered") or extra.get("on_error") == "skip"):

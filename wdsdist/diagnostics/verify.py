@@ -402,7 +402,7 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
     if "tar" in parts:
         if source is None:
             raise WdsdistError(
-                "there is nothing to fetch it from: name a place of whole copies by `--source`, or pack again"
+                "there is nothing to fetch it from: name a folder or URL of intact copies by `--source`, or pack again"
             )
         whole = storage.join(storage.normalise(source), path.name)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:

@@ -182,7 +182,7 @@ def _variable(name: str) -> int | None:
 
 
 def share_of_cores(cores: int, ranks: int) -> int:
-    """Return how many of the CPU cores that this process may use are its own, beside the other ``ranks`` of its node.
+    """Return how many of the CPU cores that this process may use are its own, next to the other ``ranks`` of its node.
 
     If srun binds each task to cores of its own, a task has all the cores that it may use.
     """

@@ -44,7 +44,7 @@ class ChosenEpoch:
             self._shared[:2] = self.epoch, self.requests
 
     def choose(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
+        """Choose the epoch that the next iteration runs; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
         self._leave_parent()
         self._shared[:2] = self.epoch, self.requests

@@ -247,9 +247,9 @@ class StreamingDataset(IterableDataset[Any]):
             return
         from wdsdist.sampling.working_set import check_limit
 
-        here = self.identity()
-        needed = functools.partial(config.bytes_at_once, here=here)
-        ranks = min(here.local_world_size, here.world_size)
+        identity = self.identity()
+        needed = functools.partial(config.bytes_at_once, identity=identity)
+        ranks = min(identity.local_world_size, identity.world_size)
         check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
@@ -309,7 +309,7 @@ class StreamingDataset(IterableDataset[Any]):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_second_split()  # a spawned worker does not see who made it start
+        self._refuse_second_split()  # a spawned worker does not see what started it
         return self.__dict__
 
 
@@ -320,7 +320,7 @@ class EpochSampler(Sampler[None]):
         self._dataset = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        """Choose the epoch that the next iteration runs, unless Lightning Fabric asks: the loader counts better."""
         if "lightning" in sys.modules:
             from wdsdist.loader.framework_guards import is_counted_by_fabric
 

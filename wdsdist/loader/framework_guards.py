@@ -70,7 +70,7 @@ def refuse_random_split(length: int, num_samples: int) -> None:
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("torch.utils.data.dataset", "random_split"):
         raise StateError(
-            f"random_split would divide the first {length:,} of {num_samples:,} samples alone, alike on every rank: "
+            f"random_split would split only the first {length:,} of {num_samples:,} samples, the same on every rank: "
             f"make views, as in train, val = wdsdist.open(shards).split(train=0.9, val=0.1), and a StreamingDataset of "
             f"each"
         )

@@ -155,9 +155,9 @@ class MixedOrderConfig(OrderConfig):
     def notes(self) -> dict[str, str]:
         return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
 
-    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
+    def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
-        return sum(OrderConfig(manifest=part).bytes_at_once(own, here, ranks) for part, own in parts)
+        return sum(OrderConfig(manifest=part).bytes_at_once(own, identity, ranks) for part, own in parts)
 
     def _order(self, settings: OrderSettings, epoch: int) -> Order:
         return MixOrder(self._mixture, settings, epoch)

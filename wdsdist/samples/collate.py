@@ -253,7 +253,7 @@ def check_alike(samples: Sequence[Sample]) -> None:
     raise SampleError(
         f"samples {names[0]} and {names[1]} do not have the same fields "
         f"({', '.join(sorted(other.keys() ^ first.keys()))} in one only): name the fields that all samples have, as in "
-        f"fields=('jpg;png', 'cls'), make them alike with transform=, or pass collate_fn="
+        f"fields=('image', 'jpg;png', 'txt?'), make them alike with transform=, or pass collate_fn="
     )
 
 

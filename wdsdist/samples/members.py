@@ -121,8 +121,8 @@ class Members:
         try:
             return self.specs[shard].fields.choose(shard.layout(sample))
         except SampleError as error:
-            message = f"sample {shard.key(sample)!r} of {shard.name} {error}"
-            raise self._bad_sample(row, message, error.field, error.reason) from None
+            message = f"sample {shard.key(sample)!r} of {shard.name} {error}; if only some samples lack it, ask for "
+            raise self._bad_sample(row, f"{message}{error.field + '?'!r}", error.field, error.reason) from None
 
     def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
         """Return the batch as columns; ``None`` if its samples differ in their fields, or some are to be replaced.

@@ -87,8 +87,8 @@ class OpenShard:
         """Its number in the data set."""
         self.picks = picks_of(manifest, number)
         """uint32 [samples]: of a view the chosen samples, by their numbers here; ``None`` if all are."""
-        part, place = manifest.part(number)
-        self.name = storage.split(part.location(place))[1]
+        part, position = manifest.part(number)
+        self.name = storage.split(part.location(position))[1]
         self.dataset = manifest.label(number)
         """The name of its data set, if several are joined."""
         self.index = index
@@ -229,8 +229,8 @@ class _MappedShard(OpenShard):
         from wdsdist.shards.shard_indexes import shard_index
         from wdsdist.shards.tar.fields import END
 
-        part, place = manifest.part(number)
-        self.path = path = storage.local_path(part.location(place))
+        part, position = manifest.part(number)
+        self.path = path = storage.local_path(part.location(position))
         self._file = os.fspath(path)
         index = shard_index(manifest, number)
         try:
@@ -277,5 +277,5 @@ class _MappedShard(OpenShard):
 
 def picks_of(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
     """Return the samples of a shard that a view has, by their numbers there; ``None`` if it is no view."""
-    part, place = manifest.part(number)
-    return None if part.picks is None else part.picks.of_shard(place)
+    part, position = manifest.part(number)
+    return None if part.picks is None else part.picks.of_shard(position)

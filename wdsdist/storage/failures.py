@@ -173,7 +173,7 @@ def _what_to_check(location: str, status: int | None, code: str) -> str:
     if status == 407:
         return "check HTTPS_PROXY, or name the host in NO_PROXY"
     if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
-        return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
+        return "check the credentials, and the name: without permission to list, a missing object gives the same answer"
     return f"check the credentials{', or sign the URL again: it may have expired' if '?' in location else ''}"
 
 

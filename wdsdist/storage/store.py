@@ -162,7 +162,7 @@ def read_until(
     """Read a location until ``parse`` accepts its content; return the value of ``parse``.
 
     A store may give a wrong answer, such as a login page: it is asked again while ``parse`` raises `IndexFormatError`.
-    The same bytes three times are what the store holds: ``parse`` gets true beside them, and its refusal is final.
+    The same bytes three times are what the store holds: ``parse`` gets true with them, and its refusal is final.
     Raises what `read` raises.
     """
     answers: Counter[int] = Counter()

@@ -46,14 +46,14 @@ class Deadline:
         """Return what an error says of the attempts until now: their seconds, this limit if it ended them, what next.
 
         >>> Deadline(2, "download_timeout").spent(3, is_over=True)
-        '(3 attempts in 0.0 s; download_timeout=2 is the limit; a resume from the last checkpoint goes on)'
+        '(3 attempts in 0.0 s; download_timeout=2 is the limit; training can resume from the last checkpoint)'
         """
         seconds = time.monotonic() - self.began
         parts = [f"{counted(attempts, 'attempt')} in {seconds:.{1 if seconds < 10 else 0}f} s"]
         if self.name:
             if is_over or not self.left():
                 parts.append(f"{self.name}={self.seconds:g} is the limit")
-            parts.append("a resume from the last checkpoint goes on")
+            parts.append("training can resume from the last checkpoint")
         return f"({'; '.join(parts)})"
 
 

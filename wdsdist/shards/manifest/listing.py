@@ -351,9 +351,12 @@ class Listing:
     def of_shards(self, numbers: Iterable[int]) -> Self:
         """Return the manifest of some of the shards of one data set."""
         chosen = np.fromiter(numbers, np.int64)
+        extra = {name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")}
+        if self.extra.get("with_checksums") == len(self.counts):
+            extra["with_checksums"] = len(chosen)
         source = replace(
             self.sources[0],
-            extra={name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")},
+            extra=extra,
             picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
         arrays = {name: getattr(self, name)[chosen] for name in ARRAYS}
