@@ -103,8 +103,7 @@ class OpenShard:
         self._extensions = tuple(extension.lower() for extension in index.extensions)
         self.is_uniform = index.is_uniform  # which the index looks for in all samples
         self._only_layout: tuple[str, ...] | None = None
-        if self.is_uniform:
-            self._only_layout = self.layout(0)
+        self._only_layout = self.layout(0) if self.is_uniform else None
 
     @property
     def num_samples(self) -> int:
