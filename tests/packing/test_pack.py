@@ -11,7 +11,7 @@ import shutil
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wdsdist
+from tests.support.packing import DataBytes, files_in
 from tests.support.tars import listing
 from wdsdist._util import pools
 from wdsdist._util.extras import extra
@@ -37,12 +38,6 @@ from wdsdist.shards import open as catalog
 from wdsdist.shards import scan as tarindex
 from wdsdist.shards.shard_indexes import local_index
 from wdsdist.shards.tar.fields import END
-
-DataBytes = Callable[[Path], dict[str, bytes]]
-
-
-def members_of(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def tars(folder: Path) -> list[Path]:
@@ -138,7 +133,7 @@ def test_the_manifest_is_a_wids_index_with_our_notes(source: Path, tmp_path: Pat
         "source": {"kind": "folder"},
         "shuffle_seed": 7,
         "fields": ["bin", "meta.json"],
-        "payload_bytes": sum(len(data) for name, data in members_of(source).items() if name != ".hidden"),
+        "payload_bytes": sum(len(data) for name, data in files_in(source).items() if name != ".hidden"),
         "with_checksums": 3,
         "skipped": {"hidden file or folder": 1},
     }
@@ -180,10 +175,10 @@ def test_an_option_of_no_type_that_it_can_have_is_refused(source: Path, tmp_path
 
 @pytest.mark.parametrize("place", [".", "shards", "part0/shards"])
 def test_a_destination_inside_the_source_is_refused(source: Path, place: str) -> None:
-    before = members_of(source)
+    before = files_in(source)
     with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
         pack(source, source / place)
-    assert members_of(source) == before
+    assert files_in(source) == before
 
 
 # Which samples go into which shard

@@ -9,19 +9,17 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
+from tests.support.packing import DataBytes
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, NotFoundError, WdsdistError
 from wdsdist.packing import pack
 from wdsdist.shards import open as catalog
-
-DataBytes = Callable[[Path], dict[str, bytes]]
 
 
 def kill_in_the_third_shard(source: Path | str, dest: Path, workers: int) -> None:
@@ -60,18 +58,6 @@ def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(sour
         catalog.open(tmp_path / "dest")
     with pytest.raises(DestinationExistsError, match=r"another data set \(it has shard_samples=5, not 6\)"):
         pack(source, tmp_path / "dest", shard_samples=6)
-
-
-def test_a_tar_that_lost_its_index_is_written_again(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
-    dest = tmp_path / "dest"
-    pack(source, tmp_path / "undisturbed", shard_samples=5)
-    kill_in_the_third_shard(source, dest, 1)
-    (dest / "shard-000000.tar.wdsindex").unlink()  # as if killed between the two
-    before = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
-    pack(source, dest, shard_samples=5)
-    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
-    after = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
-    assert [name for name in before if before[name] == after[name]] == ["shard-000001.tar"]
 
 
 def test_a_worker_that_is_killed_is_an_error_that_says_so(

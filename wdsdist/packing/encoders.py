@@ -115,11 +115,6 @@ def _written(write: Callable[[io.BytesIO], Any]) -> bytes:
     return stream.getvalue()
 
 
-def _encode_npz(value: Any) -> bytes:
-    arrays = {str(name): array_of(entry) for name, entry in value.items()}
-    return _written(lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
-
-
 def _encode_image(value: Any, kind: str, **settings: Any) -> bytes:
     from PIL import Image
 
@@ -144,7 +139,9 @@ _TABLE: dict[str, Callable[[Any], bytes]] = {
     "npy": lambda value: _written(
         lambda stream: np.lib.format.write_array(stream, array_of(value), allow_pickle=False)
     ),
-    "npz": _encode_npz,
+    "npz": lambda value: _written(
+        lambda stream: np.savez(stream, **{str(name): array_of(entry) for name, entry in value.items()})
+    ),
     "mp msg": lambda value: bytes(import_module("msgpack").packb(value)),
     "pth": lambda value: _written(lambda stream: import_module("torch").save(value, stream)),
     "jpg jpeg": partial(_encode_image, kind="JPEG", quality=95),

@@ -165,14 +165,6 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
     a problem.
 
     Raises `ArgumentError` for a name in which the key rule finds no key.
-
-    >>> folders = {b"": Folder(), b"a/": Folder()}
-    >>> for folder in folders.values():
-    ...     folder.add(b"2.jpg", 10)
-    ...     folder.add(b"2.cls", 10)
-    >>> listing = list_samples(folders)
-    >>> [listing.key(sample) for sample in range(listing.num_samples)], listing.path(2)
-    (['2', 'a/2'], 'a/2.cls')
     """
     paths, folder_files, extensions, problems = list[str](), [0], dict[bytes, int](), dict[int, str]()
     # What grows is the array in the end: lists of arrays would be held twice when they are joined.

@@ -190,9 +190,8 @@ class ItemEncoder:
             raise SourceError(f"field {name!r}: {error}") from error
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
-            raise SourceError(
-                f"field {name!r}: an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers"
-            )
+            problem = f"field {name!r}: an array of {array.dtype} {list(array.shape)} cannot be stored"
+            raise SourceError(f"{problem}: give numbers")
         # The first dimension of each follows from its bytes.
         own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]]}
         known = self.arrays.setdefault(name.lower(), own) if self.learns else self.arrays.get(name.lower())
@@ -205,14 +204,12 @@ class ItemEncoder:
         return array.tobytes()
 
 
-def _looked_at(
-    kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder
-) -> tuple[int, str, dict[str, Any]]:
-    """Return what samples that were made beforehand show of a source.
+_Looks = tuple[int, str, dict[str, Any]]
+"""What samples that were made beforehand show of a source: the mean bytes of a sample in a tar; a digest of the
+samples, and of the number of items if it is known; and the ``notes`` and ``members`` of `Contents`."""
 
-    That is the mean bytes of a sample in a tar; a digest of the samples, and of the number of items if it is known; and
-    the ``notes`` and ``members`` of `Contents`.
-    """
+
+def _looked_at(kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:
     members_of_all = Counter(extension.lower() for _, members in samples for extension, _ in members)
     state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
     for key, members in samples:
@@ -262,9 +259,7 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
     return Source("dataset", encode.source, digest, lambda: contents)
 
 
-def _look(
-    dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int
-) -> tuple[int, str, dict[str, Any]]:
+def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
     samples = list(_samples(dataset, encode, numbers))
     if next(_samples(dataset, encode, numbers)) != samples[0]:
         raise SourceError(f"{encode.value.source} gives another item 0 each time: turn random transforms off")
@@ -284,9 +279,8 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
                 yield number, item
                 number += 1
         except Exception as error:
-            raise SourceError(
-                f"{encode.source} failed at sample {number:,}: {type(error).__name__}: {error}"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise SourceError(f"{encode.source} failed at sample {number:,}: {reason}") from error
 
     rest, first, left = numbered_items(), list[Sample](), LOOKED_AT_BYTES
     looked = (encode.or_broken(item, number) for number, item in rest)

@@ -32,7 +32,7 @@ SCRATCH_SUFFIX = "-source"
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
 
-_MOST_MEMBERS, _MOST_SKIPPED = 12, 8  # that a summary shows
+_MOST_MEMBERS = 12  # that a summary shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,9 @@ class Recognised:
     def of(cls, source: Source) -> Recognised:
         """Summarise a source."""
         contents = source.contents
-        count = len(source) if contents.stream is None else None
-        notes, left_out = contents.notes, contents.left_out
+        notes, left_out, count = contents.notes, contents.left_out, None if source.is_stream else len(source)
         lines = [f"recognised: {source.kind}, {source.location}"]
-        if count is not None:
-            lines[0] += f", {counted(count, 'sample')}"
+        lines[0] += "" if count is None else f", {counted(count, 'sample')}"
         common = sorted(contents.members.items(), key=lambda item: (-item[1], item[0]))
         shown_members = [f"{extension} in {number:,}" for extension, number in common[:_MOST_MEMBERS]]
         if len(common) > _MOST_MEMBERS:
@@ -175,15 +173,12 @@ class Recognised:
             lines.append(f"array: {field_name}, {kind['dtype']} of shape {shape}")
         if rule := notes.get("source_key_rule"):
             lines.append(f"keys: by {rule}, with dots written as %2E")
-        skipped = list(notes.get("skipped", {}).items())
-        lines += [f"skipped: {number:,} x {what}" for what, number in skipped[:_MOST_SKIPPED]]
-        if len(skipped) > _MOST_SKIPPED:
-            lines.append(f"skipped: {len(skipped) - _MOST_SKIPPED:,} further kinds of entries")
+        lines += [f"skipped: {number:,} x {what}" for what, number in notes.get("skipped", {}).items()]
         if renamed := notes.get("renamed_keys"):
             lines.append(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 01~2")
         if left_out:
-            first = left_out[0]
-            lines.append(f"left out: {counted(len(left_out), 'sample')}, such as {first.key}: {first.reason}")
+            such = f"{left_out[0].key}: {left_out[0].reason}"
+            lines.append(f"left out: {counted(len(left_out), 'sample')}, such as {such}")
         return cls(source.kind, source.location, count, tuple(lines))
 
     def __str__(self) -> str:

@@ -78,14 +78,10 @@ def contents_of(
     *,
     escape: bool = False,
 ) -> Contents:
-    """Return all samples of shards.
+    """Return all samples of shards, by their paths and indexes.
 
-    Args:
-        paths: the shards.
-        indexes: of each shard.
-        notes: the entries of the source's ``index.json`` that stay true.
-        left_out: what is left out.
-        escape: whether keys hold dots, and are packed as `escaped` writes them.
+    ``notes`` are the entries of the source's ``index.json`` that stay true. With ``escape``, keys hold dots, and are
+    packed as `escaped` writes them.
     """
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     # With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
