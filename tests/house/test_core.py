@@ -40,9 +40,6 @@ BUDGETS = {
 
 STILL_OVER = {
     "curation": 2_555,
-    "media": 726,
-    "diagnostics": 2_589,
-    "cli": 1_991,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -115,7 +115,13 @@ def _fail(message: str) -> NoReturn:
 )
 @click.version_option(wdsdist.__version__, prog_name="wdsdist")
 def _wdsdist() -> None:
-    """Pack data sets into WebDataset shards, and inspect shards."""
+    """Pack data sets into WebDataset shards, and inspect shards.
+
+    \b
+    Examples:
+      wdsdist pack photos shards --class-folders
+      wdsdist view shards
+    """
 
 
 _wdsdist.epilog = f"""\

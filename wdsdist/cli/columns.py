@@ -20,11 +20,7 @@ from wdsdist.cli.progress import shards_meter
 )
 @click.argument("shards", nargs=-1, required=True)
 @click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    metavar="NAME",
-    help="A value of a small member, such as json.width.  [repeatable]",
+    "--field", "fields", multiple=True, metavar="NAME", help="A value of a small member: json.width.  [repeatable]"
 )
 @click.option("--probe", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]")
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")

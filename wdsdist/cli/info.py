@@ -79,8 +79,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _first(names: list[str]) -> list[str]:
-    more = [f"and {len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
-    return names[:_NAMED] + more
+    return names if len(names) <= _NAMED else [*names[:_NAMED], f"and {len(names) - _NAMED:,} more"]
 
 
 def _range(spread: Mapping[str, int]) -> str:

@@ -102,7 +102,7 @@ class Command(click.Command):
                 message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
                 message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
                 continue
-            values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
+            values = {f"{q}{name}{q}": f"{option} {name}" for name in getattr(param.type, "choices", ()) for q in "'\""}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:
@@ -226,10 +226,6 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    ctx.meta.setdefault(_ACCESS, {})["allow_elsewhere"] = value
-
-
 def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
     options: dict[str, Any] = {}
     for value in values:
@@ -252,23 +248,15 @@ def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tu
 
 COMMON = (
     click.Option(
-        ["--storage-option"],
-        metavar="KEY=VALUE",
-        multiple=True,
-        expose_value=False,
-        hidden=True,
-        callback=_keep_storage_options,
-        help="Option of the store's client: anon=true, profile=NAME.",
+        ["--storage-option"], metavar="KEY=VALUE", multiple=True, expose_value=False, hidden=True,
+        callback=_keep_storage_options, help="Option of the store's client: anon=true, profile=NAME.",
     ),
     click.Option(
-        ["--allow-elsewhere"],
-        is_flag=True,
-        expose_value=False,
-        hidden=True,
-        callback=_keep_elsewhere,
+        ["--allow-elsewhere"], is_flag=True, expose_value=False, hidden=True,
+        callback=lambda ctx, _, value: ctx.meta.setdefault(_ACCESS, {}).update(allow_elsewhere=value),
         help="Let an index.json name shards outside its folder.",
     ),
-)
+)  # fmt: skip
 """Options of every command that opens data sets, as `wdsdist.open` takes them; ``wdsdist --help`` lists them once."""
 
 

@@ -164,17 +164,6 @@ def test_a_state_at_the_end_has_nothing_left_and_the_next_epoch_follows(shards: 
     assert list(other) == list(data) != []
 
 
-def test_asking_for_another_epoch_discards_the_state_with_a_warning(shards: Path) -> None:
-    data = dataset(shards)
-    next(iter(data))
-    state = data.state_dict()
-    data.load_state_dict(state)
-    data.set_epoch(4)
-    with pytest.warns(UserWarning, match=r"set_epoch\(4\) discards the loaded state of epoch 0"):
-        assert len(list(data)) == 19
-    assert data.state_dict()["epoch"] == 4
-
-
 def _of_loader(data: StreamingDataset) -> Any:
     return StreamingDataLoader(data, 4, num_workers=0)
 
