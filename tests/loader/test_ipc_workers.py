@@ -257,3 +257,33 @@ def spawned_bytes(value: Any) -> bytes:
         return bytes(reduction.ForkingPickler.dumps(value))
     finally:
         context.set_spawning_popen(None)  # type: ignore[attr-defined]
+
+
+class Counting:
+    """A transform that counts the samples it has seen, over all workers."""
+
+    def __init__(self) -> None:
+        self.calls = multiprocessing.get_context("fork").Value("q", 0)
+
+    def __call__(self, sample: Any) -> Any:
+        with self.calls.get_lock():
+            self.calls.value += 1
+        return sample
+
+
+@pytest.mark.parametrize("chosen", [1, 5])
+def test_waiting_workers_make_the_first_batch_of_the_next_epoch(shards: Path, chosen: int) -> None:
+    counting, total, workers, size = Counting(), SHARDS * PER_SHARD, 2, 8
+    loader = StreamingDataLoader(StreamingDataset(shards, transform=counting), size, num_workers=workers)
+    assert len(list(loader)) * size == total
+    end = time.monotonic() + 60
+    while counting.calls.value < total + workers * size and time.monotonic() < end:
+        time.sleep(0.01)
+    assert counting.calls.value == total + workers * size, "one batch each, and no more"
+    loader.set_epoch(chosen)
+    alone = make_loader(shards, 0)
+    alone.set_epoch(chosen)
+    assert [batch["__key__"] for batch in loader] == [batch["__key__"] for batch in alone]
+    is_next = chosen == 1
+    assert counting.calls.value >= 2 * total + (0 if is_next else workers * size)
+    assert counting.calls.value <= 2 * total + (1 if is_next else 2) * workers * size

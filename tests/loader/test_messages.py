@@ -93,6 +93,7 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     (dataset(cache_dir=3), ArgumentError, "cache_dir is 3: it must be a path"),
     (dataset(fields="jpg"), ArgumentError, "must be a list of extensions"),
     (dataset(fields=(name for name in ("cls",))), ArgumentError, "fields is .*: it must be a list"),
+    (dataset(fields=("jpg;png",)), ArgumentError, "fields names 'jpg', .* no member 'jpg' or 'png': it has cls, txt"),
     (dataset(shuffle="no"), ArgumentError, "shuffle is 'no': it must be True or False"),
     (dataset(stage=None), ArgumentError, "stage is None: it must be True or False"),
     (dataset(allow_elsewhere="no"), ArgumentError, "allow_elsewhere is 'no': it must be True or False"),
