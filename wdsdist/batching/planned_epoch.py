@@ -383,8 +383,7 @@ class PlannedEpoch:
             plan = plan_block(known, rule, world, mix_key(key, _STEPS, number, turn))
             if segment.steps > plan.steps:
                 raise StateError(
-                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has "
-                    f"{plan.steps:,}"
+                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has {plan.steps}"
                 )
             if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])

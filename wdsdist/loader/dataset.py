@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +155,9 @@ class StreamingDataset(IterableDataset[Any]):
         chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
-            decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
+            known = {str(name).lower() for names in noted for name in names or ()}
+            chosen.check_extensions(known)
+            decoder.check_extensions(known, chosen.names)
         spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine, error_budget))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = spec.policy.budget
@@ -326,10 +327,6 @@ class EpochSampler(Sampler[None]):
             if is_counted_by_fabric():
                 return
         self._dataset.chosen_epoch.choose(epoch)
-
-    def __iter__(self) -> Iterator[None]:
-        # torch asks for one index a batch; the data set needs none.
-        return itertools.repeat(None)
 
 
 def _check_names(kind: type, open_options: OpenOptions) -> None:

@@ -136,7 +136,6 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
 class MixedOrderConfig(OrderConfig):
     """The order of several data sets in one stream."""
 
-    manifest: Manifest
     weights: tuple[Fraction, ...]
     """Shares of an epoch, which sum to 1."""
     stratified: bool
@@ -241,13 +240,9 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
 
 
 def _label(name: Any) -> str:
-    if isinstance(name, StreamingDataset):
-        name = name.manifest
-    if isinstance(name, Manifest):
-        return storage.shown(name.base)
-    if isinstance(name, (str, os.PathLike)):
-        return storage.shown(os.fspath(name))
-    return str(name)
+    manifest = name.manifest if isinstance(name, StreamingDataset) else name
+    location = manifest.base if isinstance(manifest, Manifest) else name
+    return storage.shown(os.fspath(location)) if isinstance(location, (str, os.PathLike)) else str(location)
 
 
 def _fractions(weights: Mapping[Any, Any]) -> tuple[Fraction, ...]:

@@ -288,6 +288,8 @@ def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Excepti
         )
     elif all(shapes) and shapes[0][1:] == shapes[1][1:]:
         remedy = "to pad arrays, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to the loader"
+    elif all(isinstance(value, list) for value in two):
+        remedy = f"decode lists to arrays, as with decode={{{field!r}: lambda data: np.array(json.loads(data))}}"
     else:
         remedy = "make them alike with transform="
     return f"{name} and {forms[other]} in {keys[other]!r}; {remedy}, or pass collate_fn="

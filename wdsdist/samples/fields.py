@@ -60,6 +60,14 @@ class Fields:
             chosen = self._known[layout] = tuple(self._chosen(layout))
         return chosen
 
+    def check_extensions(self, known: Collection[str]) -> None:
+        """Raise `ArgumentError` for a field that no sample has; ``known`` are the extensions of all samples."""
+        try:
+            self.choose(tuple(sorted(known)))
+        except SampleError as error:
+            message = f"fields names {error.field!r}, but the data set {error}"
+            raise ArgumentError(message, argument="fields") from None
+
     def members(self, index: ShardIndex, samples: Int64s | None = None) -> Int64s:
         """Return the members of a shard, by their numbers, that the fields of some samples or all are made of."""
         samples = np.arange(index.num_samples) if samples is None else samples

@@ -71,7 +71,8 @@ class Members:
     @property
     def keys(self) -> list[str]:
         """The keys of the samples."""
-        return [shard.key(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
+        keys = [shard.key_bytes(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
+        return b"\0".join(keys).decode("utf-8", "surrogateescape").split("\0")  # one by one takes twice as long
 
     def replaces(self, row: int, error: Exception) -> bool:
         """Return whether another sample is to replace the one whose making raised an error."""

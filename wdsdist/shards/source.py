@@ -103,8 +103,7 @@ class OpenShard:
         self._extensions = tuple(extension.lower() for extension in index.extensions)
         self.is_uniform = index.is_uniform  # which the index looks for in all samples
         self._only_layout: tuple[str, ...] | None = None
-        if self.is_uniform:
-            self._only_layout = self.layout(0)
+        self._only_layout = self.layout(0) if self.is_uniform else None
 
     @property
     def num_samples(self) -> int:
@@ -117,8 +116,12 @@ class OpenShard:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
+        return str(self.key_bytes(sample), "utf-8", "surrogateescape")
+
+    def key_bytes(self, sample: int) -> memoryview:
+        """Return the key of a sample as it is stored."""
         starts = self._key_starts
-        return str(self._key_bytes[starts[sample] : starts[sample + 1]], "utf-8", "surrogateescape")
+        return self._key_bytes[starts[sample] : starts[sample + 1]]
 
     def layout(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample's members, in lower case."""
