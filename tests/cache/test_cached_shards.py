@@ -166,7 +166,7 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
         kept = shards.source.open({2: of(1)})[2].member(1, 0)
         left = times
         if is_error:
-            words = r"02\.tar does not hold .*member 'bin' of sample '0043' .* \(3 attempts in \d.*; a resume "
+            words = r"02\.tar does not hold .*member 'bin' of sample '0043' .* \(3 attempts in \d.*; training can "
             with pytest.raises(ShardDamagedError, match=words):
                 shards.source.open({2: of(3)})
         else:
@@ -298,7 +298,7 @@ def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
 ) -> None:
     folder, chance = tmp_path / "cache", random.Random(0)
     with watched(lambda: used(folder)) as use:
-        for round_ in range(3):
+        for _ in range(2):
             jobs = [Job(web.url, folder, limit if is_limited else 0, seed) for seed in range(3)]
             for job in jobs:
                 assert job.process.stdout is not None
@@ -307,7 +307,6 @@ def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
             jobs.pop(0).kill()
             for job in jobs:
                 job.cost()
-            assert round_ >= 0
     if is_limited:
         assert max(use) <= limit
     else:

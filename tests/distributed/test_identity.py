@@ -275,12 +275,6 @@ def test_a_private_directory_needs_a_temporary_directory_that_can_be_written(mon
         private_dir()
 
 
-def test_importing_the_package_does_not_import_torch() -> None:
-    program = "import sys, wdsdist; from wdsdist.distributed.identity import identity; identity(); wdsdist.barrier(1); "
-    program += "print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
-
-
 @pytest.mark.parametrize(
     ("on_node", "cores", "share"), [("48", 12, 12), ("48", 48, 12), ("48", 13, 3), ("", 12, 3), ("48(x2)", 12, 3)]
 )

@@ -25,16 +25,7 @@ def index(folder: Path, **tars: bytes) -> wdsdist.Manifest:
 
 def samples(manifest: wdsdist.Manifest) -> Samples:
     """Read every sample."""
-    reader = Shards(wdsdist.open(manifest.base))
-    shards = [reader.shard(number) for number in range(len(manifest.counts))]
-    return [
-        (
-            shard.key(number),
-            {extension: bytes(shard.member(number, place)) for place, extension in enumerate(shard.layout(number))},
-        )
-        for shard in shards
-        for number in range(shard.index.num_samples)
-    ]
+    return list(Shards(wdsdist.open(manifest.base)).samples())
 
 
 def test_extensions_are_matched_in_lower_case_and_stored_as_they_are(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_wrong_bytes_in_an_index_show_by_its_digest(store: Store, caplog: pytest
 def test_what_stays_wrong_is_refused_soon(store: Store) -> None:
     store.give(b"<html>login</html>")
     began = time.monotonic()
-    with pytest.raises(IndexFormatError, match=r"not a wids v1 index \(no JSON: .*\(3 attempts in [\d.]+ s; a resume "):
+    with pytest.raises(IndexFormatError, match=r"not a wids v1 index \(no JSON: .*\(3 attempts in [\d.]+ s; training "):
         wdsdist.open(store.url, download_timeout=300)
     assert store.gets == 3
     assert time.monotonic() - began < SLACK

@@ -12,7 +12,6 @@ from email.message import Message
 
 import pytest
 
-from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
@@ -186,17 +185,6 @@ def test_an_attempt_that_timed_out_says_less_than_the_one_before() -> None:
     assert attempts.failed(Failure("timeout", "no answer", retry_after=1e7)) is None
     assert str(attempts.error()).startswith("503 Slow Down (2 attempts in ")
     assert attempts.error().kind == "busy"
-
-
-def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over() -> None:
-    with MemoryStore({"a.tar": b"content"}) as store, use_policy(first_pause=0.01, patience=0.2):  # fmt: skip
-        store.plant(Fault("a.tar", "error", times=3))
-        assert storage.read(f"{store.url}/a.tar") == b"content"
-        assert len(store.requests) == 4
-        store.plant(Fault("a.tar", "error", error=ConnectionError("reset by peer")))
-        message = r"a\.tar cannot be read: ConnectionError: reset by peer \(\d+ attempts in 0\.\d s\)"
-        with pytest.raises(StorageError, match=message):
-            storage.read(f"{store.url}/a.tar")
 
 
 def test_a_missing_back_end_is_named_with_the_extra_that_brings_it() -> None:

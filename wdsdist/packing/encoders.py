@@ -140,7 +140,7 @@ _TABLE: dict[str, Callable[[Any], bytes]] = {
         lambda stream: np.lib.format.write_array(stream, array_of(value), allow_pickle=False)
     ),
     "npz": lambda value: _written(
-        lambda stream: np.savez(stream, **{str(name): array_of(entry) for name, entry in value.items()})
+        lambda stream: np.savez(stream, **{str(name): array_of(entry) for name, entry in value.items()})  # type: ignore[arg-type]
     ),
     "mp msg": lambda value: bytes(import_module("msgpack").packb(value)),
     "pth": lambda value: _written(lambda stream: import_module("torch").save(value, stream)),

@@ -78,8 +78,7 @@ def take_and_resume(shards: Path, batch_size: int, options: dict[str, Any]) -> l
         (0, 1, 4, False),
         (2, 2, 6, True),
         pytest.param(2, 5, 4, True, marks=pytest.mark.slow),
-        pytest.param(3, 2, 6, True, marks=pytest.mark.slow),
-        pytest.param(3, 1, 4, False, marks=pytest.mark.slow),
+        pytest.param(3, 2, 6, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_state_after_any_batch_resumes_to_exactly_the_rest(

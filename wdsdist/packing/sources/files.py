@@ -183,9 +183,9 @@ class Files:
         rule = options.key
         if options.has_classes and rule is None:
             inside = [folder.names for path, folder in self.folders.items() if path.startswith(root) and path != root]
-            names = b"".join(inside).split(b"\0")[:-1]
-            if all(map(_IMAGE.search, names)):  # each image is a sample
-                rule = LAST_DOT if any(name.count(b".") > 1 for name in names) else FIRST_DOT
+            own = b"".join(inside).split(b"\0")[:-1]
+            if all(map(_IMAGE.search, own)):  # each image is a sample
+                rule = LAST_DOT if any(name.count(b".") > 1 for name in own) else FIRST_DOT
         listing = list_samples(self.folders, root, rule or FIRST_DOT)
         wrong = {int(listing.samples_of(np.array(file))): why for file, why in sorted(listing.problems.items())}
         left_out = sorted(self.left_out, key=lambda sample: sample.key)

@@ -202,9 +202,14 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        owner = os.getpid()  # a child that was forked with the object keeps it
+        owner = os.getpid()
+
+        def remove() -> None:
+            if os.getpid() == owner:  # not in a child that was forked with the object
+                shutil.rmtree(folder, ignore_errors=True)
+
         # Only a process that is killed leaves it; the next run into the same folder removes it.
-        weakref.finalize(contents, lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+        weakref.finalize(contents, remove)
         return contents
 
     return Source(kind, location, state, load)

@@ -165,8 +165,10 @@ async function samplesPage(isCurrent) {
   say(chosen() ? `${range}, of ${thousands(state.data.samples)} in all` : range);
   if (chosen() && found.total) byId("status").append(el("div", { class: "mono dim" }, selectCommand()));
   byId("page").replaceChildren(grid(found.samples), pager(start, found.total));
-  state.examples ??= (await api("columns")).examples;
-  if (isCurrent()) byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
+  if (!state.examples) {  // made once: a link that is replaced while it is pressed is not followed
+    state.examples = (await api("columns")).examples;
+    byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
+  }
 }
 
 function grid(samples) {
