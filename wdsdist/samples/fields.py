@@ -31,11 +31,15 @@ class Fields:
     def __init__(self, fields: Sequence[str] | None) -> None:
         is_list = fields is None or (isinstance(fields, Collection) and not isinstance(fields, str))
         if not is_list or not all(isinstance(field, str) and field.strip() for field in fields or ()):
-            raise ArgumentError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
+            raise ArgumentError(
+                f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')", argument="fields"
+            )
         self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):
-            raise ArgumentError(f"fields is {fields!r}: two fields have the same name before the first ';'")
+            raise ArgumentError(
+                f"fields is {fields!r}: two fields have the same name before the first ';'", argument="fields"
+            )
         self.names = frozenset(names)
         """The names of the fields; empty if all members are read, under their extensions."""
         self.optional = frozenset(name for name, field in zip(names, fields or (), strict=True) if field.endswith("?"))
@@ -129,7 +133,9 @@ def _alternatives(field: str) -> Iterator[str]:
     """Yield the extensions that a field may have, first the one that names it."""
     for name in field.lower().removesuffix("?").split(";"):
         if "?" in name:
-            raise ArgumentError(f"fields has {field!r}: the '?' of an optional field is its end, as in 'jpg;png?'")
+            raise ArgumentError(
+                f"fields has {field!r}: the '?' of an optional field is its end, as in 'jpg;png?'", argument="fields"
+            )
         yield name
         if name == ANY_IMAGE:
             yield from IMAGE_TYPES
