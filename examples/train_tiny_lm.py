@@ -130,10 +130,10 @@ class Training:
 
     def step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
         """Train on one global batch, and return its description, the same in every process."""
-        found = [dist.get_world_size() * [None], None]
+        gathered = [dist.get_world_size() * [None], None]
         own = [(batch["__key__"], int((batch["document_ids"] >= 0).sum()), checksum(batch)) for batch in batches]
-        dist.all_gather_object(found[0], own)
-        replicas = [one for turn in zip(*found[0], strict=True) for one in turn]
+        dist.all_gather_object(gathered[0], own)
+        replicas = [replica for group in zip(*gathered[0], strict=True) for replica in group]
         sums = torch.tensor([0.0, sum(float((batch["labels"] >= 0).sum()) for batch in batches)])
         self.optimizer.zero_grad()
         for batch in batches:
@@ -194,13 +194,13 @@ def run(work: Path, processes: int, first: int, last: int, name: str) -> list[di
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += [__file__, "--work", str(work), "--part", str(first), str(last), name]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    found = json.loads((work / f"{name}.json").read_text())
-    tokens = [[tokens for _, tokens, _ in step["replicas"]] for step in found["steps"]]
+    result = json.loads((work / f"{name}.json").read_text())
+    tokens = [[tokens for _, tokens, _ in step["replicas"]] for step in result["steps"]]
     fill = np.mean(tokens) / (ROWS * TOKENS)
     balance = np.mean([max(step) / np.mean(step) for step in tokens])
-    rate = np.sum(tokens) / found["seconds"]
+    rate = np.sum(tokens) / result["seconds"]
     print(f"    fill {fill:.3f}, fullest replica over mean {balance:.3f}, {rate:,.0f} tokens/s", flush=True)
-    return found["steps"]
+    return result["steps"]
 
 
 def check(promise: str, holds: bool) -> None:
@@ -212,17 +212,17 @@ def check(promise: str, holds: bool) -> None:
 
 def rest_of_epoch(work: Path, replicas: int) -> Counter[str]:
     """Return the tokens that are left in the epoch of the checkpoint, by key, if this number of replicas resumes it."""
-    state, found = torch.load(work / "checkpoint.pt")["loader"], Counter[str]()
+    state, left = torch.load(work / "checkpoint.pt")["loader"], Counter[str]()
     for rank in range(replicas):
         loader = make_loader(make_dataset(work, rank=rank, num_replicas=replicas))
         loader.load_state_dict(state)
         for batch in loader:
             for row, keys in enumerate(batch["__key__"]):
                 sizes = torch.bincount(batch["document_ids"][row] + 1, minlength=len(keys) + 1)[1:].tolist()
-                found.update(dict.fromkeys(keys, 0))
+                left.update(dict.fromkeys(keys, 0))
                 for key, size in zip(keys, sizes, strict=True):
-                    found[key] += size
-    return found
+                    left[key] += size
+    return left
 
 
 def main() -> None:
@@ -252,7 +252,7 @@ def main() -> None:
         f"{len(resumed)} steps had the same keys and tokens",
         [s["replicas"] for s in resumed] == [s["replicas"] for s in whole[half:]],
     )
-    apart = max(abs(one["loss"] - other["loss"]) for one, other in zip(resumed, whole[half:], strict=True))
+    apart = max(abs(step["loss"] - other["loss"]) for step, other in zip(resumed, whole[half:], strict=True))
     check(f"the losses are the same: at most {apart:.1e} apart", math.isfinite(apart) and apart < 1e-3)
     left, again = (rest_of_epoch(options.work, replicas) for replicas in (REPLICAS, 1))
     check(f"a loader for one replica has the same {left.total():,} tokens left of the epoch", left == again)

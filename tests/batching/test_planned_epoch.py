@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.batching.test_plan_contract import COUNTS, FIRSTS, LENGTHS, SETTINGS, TOTAL, lengths
 from tests.support.examples import fewer
 from tests.support.orders import epoch_order_of
 from wdsdist._util.array_types import Int64s
@@ -22,16 +23,8 @@ from wdsdist.errors import StateError
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.plan import Position, World
 
-COUNTS = np.array([40, 0, 90, 7, 63])
-TOTAL = int(COUNTS.sum())
-FIRSTS = np.cumsum(COUNTS) - COUNTS
-LENGTHS = np.random.default_rng(0).lognormal(3, 1, TOTAL).astype(np.int64).clip(0, 200)
 START = Position(0)
-ORDER = epoch_order(COUNTS, OrderSettings(seed=1, num_canonical_replicas=4, window=50), epoch=2)
-
-
-def lengths(shards: Int64s, samples: Int64s) -> Int64s:
-    return LENGTHS[FIRSTS[shards] + samples]
+ORDER = epoch_order(COUNTS, SETTINGS, epoch=2)
 
 
 def planned(rule: Rule, world: World, start: Position = START, block: int = 60, **more: Any) -> PlannedEpoch:

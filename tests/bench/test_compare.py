@@ -51,18 +51,6 @@ def test_an_epoch_that_lost_a_sample_is_an_error() -> None:
         tally.check(Tally(64, 64 * 4096, 0), "tokens")
 
 
-def test_ratios_are_paired_by_round() -> None:
-    from peers.statistic import paired_ratio, spread
-
-    rounds = [{"a": {"value": 10.0}, "b": {"value": 5.0}}, {"a": {"value": 2.0}, "b": {"value": 4.0}}]
-    rounds += [{"a": {"value": 9.0}, "b": {"value": 3.0}}, {"a": {"value": 7.0}}]
-    ratio = paired_ratio(rounds, "a", "b")
-    assert ratio is not None
-    assert (ratio.median, ratio.least, ratio.greatest) == (2.0, 0.5, 3.0)
-    assert paired_ratio(rounds, "a", "c") is None
-    assert spread([3, 1, 2]).median == 2
-
-
 def test_the_page_shows_losses_and_failures_and_keeps_what_was_written_by_hand() -> None:
     from peers.report import markdown
     from peers.runs import Cell
@@ -80,18 +68,6 @@ def test_the_page_shows_losses_and_failures_and_keeps_what_was_written_by_hand()
     written = page.replace(begin, begin + "Why it is so.\n")
     assert "Why it is so." in markdown({"machine": "another"}, [cell], before=written)
     assert "Why it is so." in markdown({}, [Cell("pack", "jpeg70k", 0)], before=written)
-
-
-def test_a_trial_that_fails_is_told_by_its_last_error(tmp_path: Path) -> None:
-    from peers.kinds import KINDS, Tally
-    from peers.runs import Data, TrialError, run_trial
-
-    made = Data(KINDS["png2k"], tmp_path / "files", Tally(1, 1, 1))
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nprintf 'Error: first\\nValueError: no sample\\nand a warning\\n' >&2; exit 1\n")
-    python.chmod(0o700)
-    with pytest.raises(TrialError, match=r"^ValueError: no sample$"):
-        run_trial(str(python), made.order("rate", "folder", 0, 0.1), 60)
 
 
 @pytest.mark.slow

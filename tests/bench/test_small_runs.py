@@ -10,7 +10,7 @@ import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools" / "bench"
 RUNS = {
-    "bench_batching": (["--ranks", "1", "2", "--steps", "8", "--blocks", "1", "--documents", "400"], "packed rows"),
+    "bench_batching": (["--ranks", "2", "--steps", "8", "--blocks", "1", "--documents", "400"], "packed rows"),
     "bench_cache": (["--processes", "4", "--seconds", "1"], "| publish needs |"),
     "bench_columns": (["--samples", "2000", "--shards", "7", "--data", "{tmp}"], "join:"),
     "bench_decode": (["--repeat", "1", "--passes", "1"], "wdsdist / a bare loop"),
@@ -24,7 +24,7 @@ RUNS = {
         [
             *("--systems", "wdsdist", "--samples", "256", "--rounds", "1", "--workers", "1", "--data", "{tmp}"),
             *("--shards", "2", "--shard-bytes", "100000", "--latency", "0.001"),
-            *("--measure", "fetch", "epoch", "wire", "--links", "1e9", "--spinning", "0"),
+            *("--measure", "fetch", "wire", "--links", "1e9", "--spinning", "0"),
         ],
         "A link of 1,000 MB/s, programs that spin beside: 0",
     ),

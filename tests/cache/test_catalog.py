@@ -202,7 +202,7 @@ def test_processes_may_begin_a_catalog_at_once(tmp_path: Path) -> None:
         Catalog(root, None, lambda _: True).copies()
 
     fork = multiprocessing.get_context("fork")
-    for number in range(60):
+    for number in range(20):
         barrier = fork.Barrier(6)
         processes = [fork.Process(target=begin, args=(tmp_path / str(number), barrier)) for _ in range(6)]
         for process in processes:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import wdsdist as library
 from tests.cli.conftest import Run
-from tests.support import tars
+from tests.support.photos import encode, photo
 
 QUICK = ["--seconds", "0.05", "--workers", "0,1"]
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    image = io.BytesIO()
-    Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)).save(image, "JPEG")
-    members = [
-        (f"k{number}.{extension}", content)
-        for number in range(256)
-        for extension, content in (("bin", bytes(range(200))), ("cls", b"7"), ("jpg", image.getvalue()))
-    ]
-    (folder / "0.tar").write_bytes(tars.plain_tar(members))
-    library.index(folder)
+    image = encode(photo(64, 64))
+    samples = ({"bin": bytes(range(200)), "cls": 7, "jpg": image} for _ in range(256))
+    library.pack(samples, folder := tmp_path_factory.mktemp("shards"))
     return folder
 
 

@@ -117,7 +117,7 @@ def test_nothing_is_removed_unless_it_is_said_what(tmp_path: Path) -> None:
     for words, message in (
         ([], "which copies are to be removed?"),
         (["s3://other"], "the cache holds nothing of s3://other"),
-        (["--older-than", "never"], "'never' is no age"),
+        (["--older-than", "never"], "'never' is not an age"),
     ):
         refused = run("clean", *words, "--cache-dir", folder)
         assert refused.exit_code == 2

@@ -226,7 +226,7 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
             process.stdin.close()
         said = process.stderr.read()
         assert said.startswith(b"recognised: folder, ")
-        assert said.endswith(b"\nwdsdist: interrupted: the same command goes on where it stopped\n")
+        assert said.endswith(b"\nwdsdist: interrupted: run the same command again to continue\n")
         assert b"Traceback" not in said
     assert process.returncode == 128 + number
     assert not (tmp_path / "dest" / "index.json").exists()

@@ -224,7 +224,7 @@ class TestHostileNames:
     def test_a_member_that_is_no_text_is_kept_from_the_terminal(self, shards: Path) -> None:
         status, shown = on_a_terminal("cat", shards, "0", "jpg", output=True)
         assert status == 2
-        assert "member 'jpg' of sample 'cat/000' is no text, but 1,000 bytes: send them to a file with >" in shown
+        assert "member 'jpg' of sample 'cat/000' is not text, but 1,000 bytes: send them to a file with >" in shown
 
     def test_text_is_shown_as_it_is(self, hostile: Path) -> None:
         status, shown = on_a_terminal("cat", hostile, "0", "txt", output=True)

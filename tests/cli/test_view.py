@@ -60,3 +60,5 @@ def test_a_contact_sheet_is_one_file(wdsdist: Run, shards: Path, tmp_path: Path)
     assert wdsdist("show", shards, "--html", tmp_path / "no" / "sheet.html").returncode == 2
     chosen = wdsdist("show", shards, "--where", '"txt.bytes" > 0', "-n", 1)
     assert chosen.stdout.startswith("0\tcat/000")
+    first, again, other = (wdsdist("show", shards, "-n", 3, "--random", seed).stdout for seed in (3, 3, 4))
+    assert first == again != other

@@ -324,6 +324,14 @@ def test_names_become_file_names_that_lead_nowhere_and_hide_no_column_of_the_sha
     assert wdsdist.open(folder).column("key").tolist() == keys
 
 
+def test_a_field_replaces_the_values_of_a_probe_only_if_that_is_asked_for(folder: Path) -> None:
+    data = wdsdist.open(folder).add_columns(probe=["npy.tokens"], workers=1)
+    values = data.column("npy.tokens").tolist()
+    with pytest.raises(ArgumentError, match=r"'npy\.tokens' has values of a probe: pass overwrite=True"):
+        data.add_columns(fields=["npy.tokens"], workers=1)
+    assert np.array_equal(data.column("npy.tokens"), values, equal_nan=True)
+
+
 def test_remote_shards_have_the_same_columns_of_which_little_is_fetched(folder: Path, tmp_path: Path) -> None:
     pictures = [picture(500 + number, 490, noise=number + 1) for number in range(8)]  # some 150 KB each
     stream = io.BytesIO()

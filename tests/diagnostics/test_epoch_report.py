@@ -20,7 +20,7 @@ from tests.support.policies import use_policy
 from wdsdist._util.array_types import Int64s
 from wdsdist.batching.block_plan import Rule
 from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
-from wdsdist.diagnostics.epoch_report import EpochReport, epoch_report, nodes_of
+from wdsdist.diagnostics.epoch_report import EpochReport, epoch_report
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
@@ -73,7 +73,8 @@ def test_it_counts_the_samples_batches_and_shards_that_the_ranks_then_have(epoch
     assert plan.num_samples - len(counts) == report.samples_dropped
     assert counts.total() - len(counts) == report.samples_repeated or report.samples_dropped
     assert report.samples_dropped == 0 or report.samples_repeated == 0
-    for node, members in enumerate(nodes_of(epoch.world)):
+    for node, first in enumerate(range(0, plan.num_replicas, epoch.world.per_node)):
+        members = epoch.world.node_of(first)
         positions = [np.arange(rank, plan.num_samples, plan.num_replicas) for rank in members]
         whole = set(epoch.order.locate(np.concatenate(positions))[0].tolist())
         # With C no multiple of W, a rank may miss a short lane's shard by the stride; then the report is high.
@@ -174,7 +175,7 @@ def test_it_counts_what_the_ranks_then_have_of_planned_batches(rule: Rule, ranks
     made = [[batch for _, batch in plan.batches(rank=rank)] for rank in range(ranks[0])]
     assert {len(batches) for batches in made} == {report.batches_per_rank}
     samples = Counter[tuple[int, int]]()
-    opened: list[set[int]] = [set() for _ in nodes_of(plan.world)]
+    opened: list[set[int]] = [set() for _ in range(0, plan.world.num_replicas, plan.world.per_node)]
     useful = room = 0
     for rank, batches in enumerate(made):
         for batch in batches:

@@ -121,6 +121,10 @@ def test_a_column_that_cannot_be_read_is_a_problem_and_hides_nothing_else(data: 
     assert found["field_counts"]["jpg"] == 33
 
 
+def test_an_older_generation_has_checksums_too(data: wdsdist.Manifest) -> None:
+    assert summary(data.of_shards([0, 1]))["with_checksums"] == 2
+
+
 def test_concatenated_data_sets_are_summed_up(data: wdsdist.Manifest, tmp_path: Path) -> None:
     other = wdsdist.pack(samples(4), tmp_path / "other", shuffle_seed=None)
     assert summary(join([data, other], ["a", "b"]))["field_counts"] == {"cls": 34, "jpg": 34, "txt": 22}

@@ -9,40 +9,24 @@ import pytest
 from tests.support.pages import ROOT
 
 QUESTIONS = {
-    "filter": "choosing-samples",
-    "subset": "choosing-samples",
-    "train/val": "choosing-samples",
-    "weight imbalanced classes": "recipes/scraped",
-    "skip broken images": "samples",
-    "corrupt jpeg": "samples",
-    "augmentation": "recipes/photos",
-    "exact evaluation": "recipes/photos",
-    "ImageFolder": "recipes/photos",
-    "clip captions": "recipes/clip",
-    "tokenize": "recipes/language-model",
-    "sequence packing": "variable-lengths",
-    "bucketing": "variable-lengths",
-    "slurm nodes": "recipes/slurm",
-    "preemption checkpoint": "recipes/slurm",
-    "resume": "training",
-    "batch_size multiple gpus": "training",
-    "workers": "tuning",
-    "images per second": "tuning",
-    "shuffle window": "tuning",
-    "s3 credentials": "remote",
-    "cache": "remote",
-    "slow mounts": "remote",
-    "parquet csv": "packing",
-    "mix weights": "several",
-    "migrate from webdataset": "coming-from",
-    "width": "choosing-samples",
-    "browser": "view",
-    "hang": "troubleshooting",
-    "stats": "tuning",
-    "slowest rank": "tuning",
-    "progress": "tuning",
-    "lightning": "frameworks",
-    "open_clip": "projects",
+    "choosing-samples": ["filter", "subset", "train/val", "width"],
+    "recipes/scraped": ["weight imbalanced classes"],
+    "samples": ["skip broken images", "corrupt jpeg"],
+    "recipes/photos": ["augmentation", "exact evaluation", "ImageFolder"],
+    "recipes/clip": ["clip captions"],
+    "recipes/language-model": ["tokenize"],
+    "variable-lengths": ["sequence packing", "bucketing"],
+    "recipes/slurm": ["slurm nodes", "preemption checkpoint"],
+    "training": ["resume", "batch_size multiple gpus"],
+    "tuning": ["workers", "images per second", "shuffle window", "stats", "slowest rank", "progress"],
+    "remote": ["s3 credentials", "cache", "slow mounts"],
+    "packing": ["parquet csv"],
+    "several": ["mix weights"],
+    "coming-from": ["migrate from webdataset"],
+    "view": ["browser"],
+    "troubleshooting": ["hang"],
+    "frameworks": ["lightning"],
+    "projects": ["open_clip"],
 }
 ASKED = [
     "unequal batches DDP hang",
@@ -74,8 +58,8 @@ def prominent(page: str) -> set[str]:
     return set(re.findall(r"\w+", "\n".join(parts).lower()))
 
 
-@pytest.mark.parametrize(("question", "name"), QUESTIONS.items())
-def test_the_words_of_a_question_are_prominent_on_the_page_for_it(question: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "question"), [(name, one) for name, some in QUESTIONS.items() for one in some])
+def test_the_words_of_a_question_are_prominent_on_the_page_for_it(name: str, question: str) -> None:
     words = re.findall(r"\w+", question.lower())
     assert set(words) <= prominent((ROOT / "docs" / f"{name}.md").read_text())
 

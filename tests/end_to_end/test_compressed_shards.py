@@ -16,7 +16,6 @@ import pytest
 import wdsdist
 from tests.support.folders import forked, status
 from tests.support.tars import compressed, plain_tar, write_shard
-from tests.support.web import served
 from wdsdist import StreamingDataset
 from wdsdist._util import warn_once
 from wdsdist.errors import ArgumentError, CacheError, NotFoundError, ShardDamagedError
@@ -84,22 +83,6 @@ def test_compressed_and_plain_shards_are_indexed_and_read_together(mixed: Path, 
     assert texts(mixed, cache_dir=tmp_path / "cache") == everything()
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == len(NAMES) - 1
     assert wdsdist.verify(mixed) == []
-
-
-def test_an_index_json_that_knows_no_tar_sizes_will_do(mixed: Path) -> None:
-    entries = [{"url": name, "nsamples": SAMPLES} for name in NAMES]
-    (mixed / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": entries}))
-    assert texts(mixed) == everything()
-
-
-@pytest.mark.parametrize("name", NAMES[:-1])
-def test_a_shard_that_is_cut_is_damage_and_never_a_shorter_data_set(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, name, "s0-", samples=300)
-    path.write_bytes(path.read_bytes()[:-20])
-    for read in (wdsdist.index, wdsdist.open):
-        with pytest.raises(ShardDamagedError, match=rf"{name} is cut or damaged"):
-            read(path)
-    assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
 def test_a_bomb_is_refused_and_fills_no_cache(tmp_path: Path, limit_expansion: Callable[..., None]) -> None:
@@ -192,18 +175,6 @@ def test_a_full_cache_is_an_error_that_names_it(packed: Path, tmp_path: Path, mo
     assert not copies(tmp_path / "cache")
 
 
-def test_remote_shards_are_fetched_and_decompressed_once(packed: Path, tmp_path: Path) -> None:
-    expected = texts(packed)
-    with served(packed) as web:
-        manifest = wdsdist.open(f"{web.url}/index.json")
-        assert texts(manifest, cache_dir=tmp_path / "cache") == expected
-        before, sent = copies(tmp_path / "cache"), web.sent
-        assert texts(manifest, cache_dir=tmp_path / "cache") == expected
-        assert web.sent == sent
-    assert texts(manifest, cache_dir=tmp_path / "cache") == expected
-    assert copies(tmp_path / "cache") == before
-
-
 def test_verify_finds_what_is_wrong_with_the_file_the_index_and_members(packed: Path) -> None:
     names = [f"shard-00000{number}.tar.zst" for number in range(3)]
     (packed / f"{names[0]}.wdsindex").unlink()
@@ -217,11 +188,6 @@ def test_verify_finds_what_is_wrong_with_the_file_the_index_and_members(packed: 
     assert "disagrees with the tar in digest, compressed file, keys" in found[1][2]
     assert "is 5 bytes short of what index.json gives" in found[2][2]
     assert found[3][2].startswith("is cut or damaged")
-
-
-def test_compressed_shards_are_packed_into_plain_ones(packed: Path, tmp_path: Path) -> None:
-    wdsdist.pack(packed, tmp_path / "plain", shuffle_seed=None)
-    assert texts(tmp_path / "plain") == texts(packed)
 
 
 @pytest.mark.parametrize("tool", ["dali", "energon", "wids"])

@@ -13,7 +13,6 @@ import pytest
 import wdsdist
 from tests.support import faults
 from tests.support.faults import Rule
-from tests.support.policies import use_policy
 from tests.support.ranks import Outcome, Ranks
 from tests.support.stores import COPY, Store, expected
 from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, StorageError, WdsdistError
@@ -21,7 +20,7 @@ from wdsdist.errors import CacheError, NotFoundError, ShardDamagedError, Storage
 # Real ranks against deadlines of seconds: beside other tests on two cores they would be measured, not tested.
 pytestmark = pytest.mark.slow
 
-WORKERS = (0, 1, 2, 4)
+WORKERS = (0, 2)
 TIMEOUT = 10.0
 """Seconds for a shard that is waited for in vain: many for one of a sound store on a busy machine, as each worker makes
 a client first."""
@@ -102,12 +101,6 @@ def test_a_store_that_has_gone_is_an_error_in_the_training_loop(store: Store, tm
     check(outcomes, mortal, StorageError, r"cannot be read: .*[Cc]onnect.* \(\d+ attempts? in \d")
 
 
-def test_a_store_that_is_not_there_is_an_error_that_says_so() -> None:
-    message = r"http://127\.0\.0\.1:1/index\.json cannot be read: .*onnect.* \(\d+ attempts in \d\.\d s\)"
-    with use_policy(patience=1.0), pytest.raises(StorageError, match=message):
-        wdsdist.StreamingDataset("http://127.0.0.1:1/")
-
-
 @pytest.mark.parametrize("fault", ["refuse", "stall"])
 @pytest.mark.parametrize(
     "read", [wdsdist.StreamingDataset, lambda url, **options: wdsdist.mix({url: 1}, **options)], ids=["one", "mix"]
@@ -116,7 +109,9 @@ def test_an_index_that_cannot_be_had_is_an_error_in_the_time_that_was_given(
     store: Store, fault: str, read: Callable[..., object]
 ) -> None:
     store.proxy.rules(Rule(fault, 10, path="*index.json", method="*"))
-    message = rf"{re.escape(store.url)}/index\.json cannot be read: .* \(\d+ attempts? in \d\.\d s\)"
+    message = (
+        rf"{re.escape(store.url)}/index\.json cannot be read: .* \(\d+ attempts? in \d.* s; download_timeout=0\.5 is"
+    )
     began = time.monotonic()
     with pytest.raises(StorageError, match=message):
         read(store.url, storage_options=store.options, download_timeout=0.5)

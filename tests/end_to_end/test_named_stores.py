@@ -190,9 +190,3 @@ def test_a_store_that_is_read_without_the_options_is_logged_once(
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"{stores.other} is read without storage_options: they are for {stores.one}")
     assert SECRET not in told
-
-
-def test_options_show_in_no_representation() -> None:
-    options = storage.named({"secret": SECRET}, ["s3://bucket"])
-    manifest = wdsdist.shards.manifest.Manifest.of("s3://bucket/train", [], client_options=options)
-    assert SECRET not in f"{manifest!r} {manifest.client_options!r}"

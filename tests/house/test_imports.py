@@ -10,11 +10,11 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import wdsdist
-from tests.support.tars import write_shard
 from wdsdist import errors
 
 ERRORS = [
@@ -24,70 +24,39 @@ ERRORS = [
 ]
 NAMES = sorted(set(wdsdist.__all__) - {"__version__", "batching", "errors", "transforms"})
 
-WITHOUT_TORCH = [
-    "wdsdist",
-    "wdsdist.errors",
-    "wdsdist.shards.tar",
-    "wdsdist.sampling.permutation",
-    "wdsdist.storage",
-    "wdsdist.distributed",
-    "wdsdist._util.pools",
-    "wdsdist.shards.index",
-    "wdsdist.sampling.order",
-    "wdsdist.sampling.epoch_plan",
-    "wdsdist.sampling.mix_order",
-    "wdsdist.shards.manifest",
-    "wdsdist.shards.open",
-    "wdsdist.cache",
-    "wdsdist.shards.source",
-    "wdsdist.samples.codecs",
-    "wdsdist.packing.encoders",
-    "wdsdist.packing.sources",
-    "wdsdist.packing",
-    "wdsdist.diagnostics.verify",
-    "wdsdist.samples.images.decode",
-    "wdsdist.samples.images.resize",
-    "wdsdist.transforms",
-    "wdsdist.loader.checkpoint",
-    "wdsdist.cli",
-]
-
 
 def modules_after(code: str) -> set[str]:
     """Run code in a fresh Python and return the packages it has imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint()\nprint(*{{name.split('.')[0] for name in sys.modules}})"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    code += "\nimport sys\nprint()\nprint(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_a_module_that_needs_no_torch_imports_none() -> None:
-    lines = [
-        f"import {name}; assert not {{'torch', 'webdataset'}} & {{*sys.modules}}, {name!r}" for name in WITHOUT_TORCH
-    ]
-    modules_after("\n".join(["import sys", *lines]))
+UNUSED: list[tuple[str, set[str]]] = [
+    ("import wdsdist", {"numpy"}),
+    ("import wdsdist; assert set(wdsdist.__all__) <= set(dir(wdsdist))", {"torch", "numpy"}),
+    (
+        "from wdsdist import data_download, dataDownload, barrier, pack, index, open, verify, Manifest; barrier(1)",
+        {"torch", "webdataset"},
+    ),
+    (
+        "import wdsdist; wdsdist.errors.BadSample; wdsdist.integrations.engines.connect\n"
+        "assert 'RandomResizedCrop' in wdsdist.transforms.__all__",
+        {"torch", "transformers", "ray", "distributed"},
+    ),
+    (
+        "import wdsdist.cli, wdsdist.packing.sources, wdsdist.diagnostics.verify, wdsdist.loader.checkpoint\n"
+        "import wdsdist.cache, wdsdist.shards.open, wdsdist.sampling.mix_order, wdsdist.samples.images.resize",
+        {"torch", "webdataset"},
+    ),
+    ("import wdsdist.samples.images.decode, wdsdist.transforms", {"PIL", "torch", "simplejpeg", "cv2"}),
+]
+"""Code, and packages that it does not import."""
 
 
-def test_the_public_names_that_need_no_torch_import_none() -> None:
-    names = "data_download, dataDownload, barrier, pack, index, open, verify, Manifest"
-    assert not modules_after(f"from wdsdist import {names}") & {"torch", "webdataset"}
-
-
-@pytest.mark.parametrize("arguments", ["--help", "--version", "pack --help", "info SHARDS", "verify SHARDS"])
-def test_the_command_line_answers_without_torch(arguments: str, tmp_path: Path) -> None:
-    wdsdist.index(write_shard(tmp_path / "x.tar", 3))
-    words = ["wdsdist", *arguments.replace("SHARDS", str(tmp_path)).split()]
-    code = f"import sys\nfrom wdsdist.cli import main\nsys.argv = {words!r}\ntry: main()\n"
-    imported = modules_after(code + "except SystemExit as end: assert not end.code, end.code")
-    assert "click" in imported
-    assert not imported & {"torch", "webdataset"}
-
-
-def test_importing_the_package_alone_imports_no_numpy() -> None:
-    assert "numpy" not in modules_after("import wdsdist")
+@pytest.mark.parametrize(("code", "unused"), UNUSED)
+def test_what_needs_no_package_imports_none(code: str, unused: set[str]) -> None:
+    assert not modules_after(code) & unused
 
 
 @pytest.mark.parametrize(
@@ -119,15 +88,10 @@ def test_torch_is_imported_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_resolves_and_says_what_it_does(name: str) -> None:
+def test_a_public_name_says_what_it_does_and_is_found_where_it_says_it_lives(name: str) -> None:
     value = getattr(wdsdist, name)
     assert callable(value)
     assert inspect.getdoc(value)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_is_found_where_it_says_it_lives(name: str) -> None:
-    value = getattr(wdsdist, name)
     assert getattr(import_module(value.__module__), value.__name__) is value
 
 
@@ -160,32 +124,18 @@ def test_a_name_of_the_reference_is_on_the_package(name: str, home: str) -> None
     assert getattr(wdsdist, name) is getattr(import_module(home), name)
 
 
-def test_modules_that_the_reference_names_are_there_after_importing_the_package() -> None:
-    code = "import wdsdist; wdsdist.errors.BadSample; wdsdist.integrations.engines.connect"
-    imported = modules_after(code + "; assert 'RandomResizedCrop' in wdsdist.transforms.__all__")
-    assert not imported & {"torch", "transformers", "ray", "distributed", "prometheus_client"}
-
-
-def test_an_integration_that_does_not_exist_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"module 'wdsdist\.integrations' has no attribute 'nothing'"):
-        wdsdist.integrations.nothing  # noqa: B018
-
-
-def test_names_are_listed_without_being_resolved() -> None:
-    listed = "import wdsdist; assert set(wdsdist.__all__) <= set(dir(wdsdist))"
-    assert not modules_after(listed) & {"torch", "numpy"}
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'wdsdist' has no attribute 'nothing'"):
-        wdsdist.nothing  # noqa: B018
+@pytest.mark.parametrize("module", [wdsdist, wdsdist.integrations])
+def test_a_name_that_does_not_exist_is_an_attribute_error(module: Any) -> None:
+    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
 
 
 # Errors
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_an_error_is_ours_and_refines_a_builtin(error: type[Exception]) -> None:
+def test_an_error_is_ours_refines_a_builtin_and_says_when_it_is_raised(error: type[Exception]) -> None:
+    assert error.__doc__
     assert issubclass(error, errors.WdsdistError)
     builtin = next(base for base in error.__mro__ if base.__module__ == "builtins")
     assert builtin not in {Exception, BaseException, object}
@@ -214,11 +164,6 @@ def test_the_message_of_an_error_holds_no_control_characters_but_line_breaks_and
     raised = error("shard \x1b]0;owned\x07\x9b2J\u202egpj\u2028\x7f\x00\rnext.tar:\n\tgone")
     assert str(raised) == r"shard \x1b]0;owned\x07\x9b2J\u202egpj\u2028\x7f\x00\rnext.tar:" + "\n\tgone"
     assert raised.args == (str(raised),)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_error_says_when_it_is_raised(error: type[Exception]) -> None:
-    assert error.__doc__
 
 
 def test_there_are_errors_to_test() -> None:

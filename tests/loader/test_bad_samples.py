@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import wdsdist
 from tests.support import quarantine
+from tests.support.loaders import keys
 from tests.support.tars import npy_bytes, plain_tar
 from wdsdist import BadSample, StreamingDataLoader, StreamingDataset
 from wdsdist.errors import ArgumentError, SampleError, ShardDamagedError, StorageError
@@ -57,10 +57,6 @@ def reading(folder: Any, **options: Any) -> StreamingDataset:
 
 def batches(dataset: StreamingDataset, *, workers: int = 0, size: int = 8, **options: Any) -> list[dict[str, Any]]:
     return list(StreamingDataLoader(dataset, size, num_workers=workers, **options))
-
-
-def keys(found: list[dict[str, Any]]) -> list[str]:
-    return [key for batch in found for key in batch["__key__"]]
 
 
 def listed(path: Path) -> list[str]:
@@ -147,29 +143,6 @@ def test_a_resumed_run_has_the_substitutes_of_one_that_was_not_cut(planted: Path
         resumed = StreamingDataLoader(reading(planted), 8, num_workers=2)
         resumed.load_state_dict(loader.state_dict())
         assert keys(taken) + keys(list(resumed)) == whole
-
-
-def run_rank(folder: Path, path: Path, rank: int, epochs: int) -> None:
-    loader = StreamingDataLoader(
-        reading(folder, num_replicas=2, rank=rank, quarantine=path), 8, num_workers=2, multiprocessing_context="fork"
-    )
-    for _ in range(epochs):
-        assert len(list(loader)) == TOTAL // 16
-
-
-@pytest.mark.slow
-def test_two_ranks_write_one_file_over_several_epochs_and_after_a_kill(planted: Path, tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    context = multiprocessing.get_context("forkserver")
-    for _ in range(2):
-        ranks = [context.Process(target=run_rank, args=(planted, path, rank, 3)) for rank in range(2)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-            assert rank.exitcode == 0
-        assert listed(path) == sorted(BAD_KEYS)
-        path.write_bytes(path.read_bytes()[:-30])  # as one that is killed while it writes may leave it
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -288,13 +261,6 @@ class TestWhatIsNoBadSample:
         wdsdist.pack([{"txt": b"\xff"} for _ in range(9)], tmp_path / "shards")
         with pytest.raises(SampleError, match=r"has no good sample among its 9 .*txt: 1 bytes do not decode as 'txt'"):
             batches(reading(tmp_path / "shards", fields=None))
-
-    def test_the_message_without_a_policy_names_it(self, planted: Path) -> None:
-        for number in (3, 180):
-            with pytest.raises(
-                SampleError, match=r'to replace such samples by others and train on, pass on_error="replace"'
-            ):
-                reading(planted, on_error="raise")[number]
 
 
 def test_substitutes_come_from_the_view(planted: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def make(request: pytest.FixtureRequest, shards: Path, tmp_path_factory: pytest.
         "parts": lambda: partial(StreamingDataset, data.explode("txt.bytes")),
         "mix": lambda: partial(wdsdist.mix, two, samples_per_epoch=90),
         "scattered": lambda: partial(wdsdist.mix, two, stratified=False),
-        "concat": lambda: partial(wdsdist.concat, {"a": shards, "b": shards}),
+        "concat": lambda: partial(wdsdist.concat, {"a": shards, "b": data.select(sample=9).repeat(3)}),
         "cut": lambda: partial(StreamingDataset, shards, samples_per_epoch=61),
         "long": lambda: partial(StreamingDataset, shards, samples_per_epoch=250),
     }

@@ -8,7 +8,6 @@ import hashlib
 import os
 import pickle
 import random
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.folders import forked, status
 from wdsdist.errors import SharedMemoryError
 from wdsdist.loader.ipc.channel import Channel
 from wdsdist.loader.ipc.slots import SlotTable
@@ -104,19 +104,10 @@ def test_random_sizes_kept_and_dropped_at_random_are_never_overwritten() -> None
 
 def test_a_forked_child_that_drops_a_batch_frees_no_slot() -> None:
     with a_worker() as (carry, table):
-        batch = carry({"x": torch.ones(10)})
-        child = os.fork()
-        if not child:
-            try:
-                del batch
-                gc.collect()
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        kept = [carry({"x": torch.ones(10)})]
+        assert status(forked(lambda: (kept.clear(), gc.collect()))) == 0
         assert taken(table) == 1
-        assert batch["x"].tolist() == [1] * 10
+        assert kept[0]["x"].tolist() == [1] * 10
 
 
 def test_too_little_memory_is_refused_before_anything_starts() -> None:

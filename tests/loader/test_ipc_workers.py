@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import itertools
 import multiprocessing
 import os
 import signal
@@ -29,7 +28,7 @@ from wdsdist.shards.manifest import Manifest, Shard
 
 SHARDS, PER_SHARD = 4, 40
 
-PAIRS = {("fork", None, True), ("fork", True, False), ("forkserver", None, False), ("forkserver", True, True)}
+PAIRS = [("fork", None, True), ("fork", True, False), ("forkserver", None, False), ("forkserver", True, True)]
 """How workers start, what is decoded, and whether they persist: any two of these come together in each way."""
 
 
@@ -72,11 +71,7 @@ def make_loader(shards: Path, workers: int, *, decode: Any = None, **more: Any) 
 
 
 @pytest.mark.parametrize(
-    ("context", "decode", "persistent"),
-    [
-        pytest.param(*options, marks=[] if options in PAIRS else [pytest.mark.slow])
-        for options in [*itertools.product(["fork", "forkserver"], [None, True], [True, False]), ("spawn", True, True)]
-    ],
+    ("context", "decode", "persistent"), [*PAIRS, pytest.param("spawn", True, True, marks=pytest.mark.slow)]
 )
 def test_batches_that_are_all_kept_for_two_epochs_are_what_they_were(
     shards: Path, context: str, decode: bool | None, persistent: bool
@@ -148,21 +143,10 @@ class TestSeeds:
         same.set_epoch(1)
         assert same[0]["cls"] == found[1][0]["k0000"]
 
-    def test_reach_a_transform(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, fields=("cls",), transform=with_seed)
-        seeds = [sample["seed"] for sample in dataset]
-        assert {type(seed) for seed in seeds} == {int}
-        assert len(set(seeds)) == SHARDS * PER_SHARD
-
 
 @seeded
 def a_seed(data: bytes, seed: int) -> int:
     return seed
-
-
-@seeded
-def with_seed(sample: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {**sample, "seed": seed}
 
 
 def shared_files() -> set[Path]:
@@ -257,3 +241,33 @@ def spawned_bytes(value: Any) -> bytes:
         return bytes(reduction.ForkingPickler.dumps(value))
     finally:
         context.set_spawning_popen(None)  # type: ignore[attr-defined]
+
+
+class Counting:
+    """A transform that counts the samples it has seen, over all workers."""
+
+    def __init__(self) -> None:
+        self.calls = multiprocessing.get_context("fork").Value("q", 0)
+
+    def __call__(self, sample: Any) -> Any:
+        with self.calls.get_lock():
+            self.calls.value += 1
+        return sample
+
+
+@pytest.mark.parametrize("chosen", [1, 5])
+def test_waiting_workers_make_the_first_batch_of_the_next_epoch(shards: Path, chosen: int) -> None:
+    counting, total, workers, size = Counting(), SHARDS * PER_SHARD, 2, 8
+    loader = StreamingDataLoader(StreamingDataset(shards, transform=counting), size, num_workers=workers)
+    assert len(list(loader)) * size == total
+    end = time.monotonic() + 60
+    while counting.calls.value < total + workers * size and time.monotonic() < end:
+        time.sleep(0.01)
+    assert counting.calls.value == total + workers * size, "one batch each, and no more"
+    loader.set_epoch(chosen)
+    alone = make_loader(shards, 0)
+    alone.set_epoch(chosen)
+    assert [batch["__key__"] for batch in loader] == [batch["__key__"] for batch in alone]
+    is_next = chosen == 1
+    assert counting.calls.value >= 2 * total + (0 if is_next else workers * size)
+    assert counting.calls.value <= 2 * total + (1 if is_next else 2) * workers * size

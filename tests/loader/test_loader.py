@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
-import wdsdist
 from tests.support import loaders
 from tests.support.examples import fewer
 from tests.support.loaders import batches
@@ -106,17 +105,6 @@ class TestBatches:
                 for key, number, text in zip(batch["__key__"], batch["cls"], batch["txt"], strict=True):
                     assert key == f"k{bytes(number).decode()}"
                     assert bytes(text) == b"x" * (int(number) % 7)
-
-    def test_of_samples_without_a_common_field_are_refused(self, shards: Path) -> None:
-        dataset = StreamingDataset(shards, transform=drop_even)
-        with pytest.raises(wdsdist.errors.SampleError, match="do not have the same fields"):
-            list(StreamingDataLoader(dataset, 16, num_workers=0))
-
-
-def drop_even(sample: dict[str, Any]) -> dict[str, Any]:
-    if int(sample["cls"]) % 2 == 0:
-        del sample["txt"]
-    return sample
 
 
 class TestForFrameworks:

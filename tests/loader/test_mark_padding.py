@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import wdsdist
 from wdsdist import StreamingDataLoader, StreamingDataset, unpadded
-from wdsdist.batching import LengthGroups
-from wdsdist.errors import ArgumentError
 
 TOTAL = 103
 
@@ -69,15 +66,3 @@ class TestWithOtherOptions:
         assert all(torch.equal(batch["seen"], batch["__padding__"]) for batch in found)
         assert sum(int(batch["__padding__"].sum()) for batch in found) == -TOTAL % 4
         assert all(number % 5 for number in counted(found))
-
-    def test_planned_batches_drop_what_cannot_be_even_unless_padding_is_marked(self, shards: Path) -> None:
-        options: dict[str, Any] = {"batches": LengthGroups(8, by="txt.bytes"), "num_workers": 0}
-
-        def sizes(marks: bool, **more: Any) -> list[int]:
-            dataset = make_dataset(shards, 0, 2, mark_padding=marks, samples_per_epoch=1)  # fewer samples than ranks
-            return [len(batch["cls"]) for batch in StreamingDataLoader(dataset, **options, **more)]
-
-        for more in ({}, {"drop_last": True}):
-            with pytest.raises(ArgumentError, match="drop_last=True drops them all"):
-                sizes(False, **more)
-        assert sizes(True) == sizes(True, drop_last=False) == sizes(False, drop_last=False) == [1]

@@ -45,6 +45,14 @@ def mixed_fields(_: Path, folder: Path) -> Any:
     return list(StreamingDataLoader(StreamingDataset(folder / "mixed.tar"), 2, num_workers=0))
 
 
+def index(**options: Any) -> Call:
+    return lambda shards, _: wdsdist.index(shards, **options)
+
+
+def columns(**options: Any) -> Call:
+    return lambda shards, _: wdsdist.open(shards).add_columns(**options)
+
+
 def own(name: str) -> Call:
     kind = type("Own", (StreamingDataset,), {name: lambda self, *index: None})
     return lambda shards, _: StreamingDataLoader(kind(shards))
@@ -93,6 +101,7 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     (dataset(cache_dir=3), ArgumentError, "cache_dir is 3: it must be a path"),
     (dataset(fields="jpg"), ArgumentError, "must be a list of extensions"),
     (dataset(fields=(name for name in ("cls",))), ArgumentError, "fields is .*: it must be a list"),
+    (dataset(fields=("jpg;png",)), ArgumentError, "fields names 'jpg', .* no member 'jpg' or 'png': it has cls, txt"),
     (dataset(shuffle="no"), ArgumentError, "shuffle is 'no': it must be True or False"),
     (dataset(stage=None), ArgumentError, "stage is None: it must be True or False"),
     (dataset(allow_elsewhere="no"), ArgumentError, "allow_elsewhere is 'no': it must be True or False"),
@@ -160,6 +169,23 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
       for join in ("mix", "concat") for option in OF_THE_ORDER),
     *((part(of_all=option), ArgumentError, f"{min(option)} is given for all data sets, but 'a' is a StreamingDataset")
       for option in ({"fields": ("cls",)}, {"decode": True}, {"transform": dict})),
+    # arguments of functions
+    (lambda *_: wdsdist.open("a\0b"), ArgumentError, r"'a\\x00b' is not a path or URL: it holds a null character"),
+    (lambda *_: wdsdist.open("s3://x", storage_options={1: 2}), ArgumentError, "storage_options is a dict: it must"),  # type: ignore[dict-item]
+    (dataset(cache_limit="x"), ArgumentError, "cache_limit is 'x': it must be a number of bytes"),
+    (dataset(batch_size=10**30), ArgumentError, "batch_size is .*: it must be between 1 and"),
+    (index(output=3), ArgumentError, "3 is not a path or URL: it must be a string or a Path"),
+    (index(name=3), ArgumentError, "name is 3: it must be 1 to 64 letters"),
+    (index(progress=3), ArgumentError, "progress is 3: it must be a function"),
+    (columns(fields=3), ArgumentError, "fields is 3: it must be a list of names"),
+    (columns(join=3), ArgumentError, "join is 3: it must be the path of a table"),
+    (columns(fields=["cls"], progress=3), ArgumentError, "progress is 3: it must be a function"),
+    (
+        lambda shards, _: wdsdist.open(shards).select(exclude=3),  # type: ignore[arg-type]
+        ArgumentError,
+        "exclude is 3: it must be a list of keys, or the path of a file",
+    ),
+    (lambda _, folder: wdsdist.pack(None, folder / "new"), WdsdistError, "source is None, which can be neither"),
     # to_device
     (lambda *_: to_device([], "cuda:99"), ArgumentError, "device is 'cuda:99': torch sees . CUDA devices"),
 ]  # fmt: skip

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import wdsdist
@@ -54,21 +52,6 @@ def flat(batches: Any) -> list[Any]:
 
 
 # In proportion
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_batch_of_every_rank_has_its_share_of_each_data_set(sets: dict[str, Path], world: int) -> None:
-    for rank in range(world):
-        loader = make_loader(sets, 10, rank=rank, world=world, samples_per_epoch=world * 200)
-        for batch in [*seen(loader)[:-2], *seen(loader)[:-2]]:
-            assert Counter(name for name, _ in batch) == {"web": 5, "books": 3, "code": 2}
-
-
-def test_without_strata_the_shares_are_right_on_average(sets: dict[str, Path]) -> None:
-    loader = make_loader(sets, 10, stratified=False, samples_per_epoch=3000)
-    found = [Counter(name for name, _ in batch)["web"] for batch in seen(loader)]
-    assert len(set(found)) > 3
-    assert np.mean(found) == pytest.approx(5, abs=0.1)
 
 
 # State

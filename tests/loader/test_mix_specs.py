@@ -78,9 +78,7 @@ def check(batches: list[list[tuple[str, str, int, int]]]) -> None:
         assert all(key == f"k{number}" and size == number for _, key, size, number in batch)
 
 
-@pytest.mark.parametrize(
-    ("workers", "start"), [(0, None), (2, "fork"), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (2, "forkserver")])
 def test_samples_are_made_as_their_data_set_says(sets: dict[str, Path], workers: int, start: str | None) -> None:
     dataset = mixed(sets, num_replicas=1, rank=0)
     loader = StreamingDataLoader(dataset, 8, num_workers=workers, multiprocessing_context=start)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import wdsdist
+from tests.support.loaders import keys
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import write_shards
 from wdsdist.errors import ArgumentError, NotFoundError
@@ -45,10 +46,6 @@ def fetched(store: MemoryStore) -> list[str]:
     return [path.removeprefix("train/") for path in store.paths("read") if path.endswith(".tar")]
 
 
-def keys_of(loader: wdsdist.StreamingDataLoader) -> list[str]:
-    return [key for batch in loader for key in batch["__key__"]]
-
-
 def elsewhere(dataset: wdsdist.StreamingDataset, store: MemoryStore) -> wdsdist.StreamingDataset:
     """Return the same data set with an empty cache."""
     cache_dir = f"{dataset.cache.folder}-elsewhere"
@@ -71,8 +68,7 @@ def test_shards_are_fetched_while_nothing_is_asked_for_and_once(
     loader.prefetch()  # does not wait
     assert stall.reached.wait(10)
     stall.release()
-    keys = keys_of(loader)
-    assert len(set(keys)) == SHARDS * SAMPLES
+    assert len(set(keys(loader))) == SHARDS * SAMPLES
     ended()
     assert set(fetched(store)) == {f"{number:02}.tar" for number in range(SHARDS)}
     reads = [request for request in store.requests if request.verb == "read" and request.path.endswith(".tar")]
@@ -91,9 +87,9 @@ def test_what_a_loaded_state_needs_comes_first(dataset: wdsdist.StreamingDataset
     resumed = loader_of(elsewhere(dataset, store))
     resumed.load_state_dict(state)
     resumed.prefetch()
-    rest = keys_of(resumed)
+    rest = keys(resumed)
     ended()
-    assert sorted(rest + [key for batch in taken for key in batch["__key__"]]) == sorted(keys_of(loader_of(dataset)))
+    assert sorted(rest + [key for batch in taken for key in batch["__key__"]]) == sorted(keys(loader_of(dataset)))
     needed = {key.split("-")[0].replace("shard", "0") + ".tar" for key in rest}
     assert set(fetched(store)[before:]) == needed
 

@@ -138,6 +138,16 @@ class TestRefused:
         with pytest.raises(StateError, match="num_samples is 103 in the state and 78 here; fingerprint is"):
             part.load_state_dict(make_loader(shards).state_dict())
 
+    def test_is_the_state_of_another_view_with_the_samples_that_differ(self, shards: Path, tmp_path: Path) -> None:
+        data = wdsdist.open(shards)
+        unsaved = data.select(exclude=["k2", "k3"])
+        other = wdsdist.open(unsaved.save(tmp_path / "other"))
+        state = make_loader(wdsdist.open(data.select(exclude=["k1"]).save(tmp_path / "one"))).state_dict()
+        for view, told in ((other, "in 3 samples"), (unsaved, "in 1 samples at least")):
+            with pytest.raises(StateError, match=f"so the views differ {told}"):
+                make_loader(view).load_state_dict(state)
+        make_loader(other).load_state_dict(make_loader(unsaved).state_dict())  # the same samples, however named
+
     @pytest.mark.parametrize("junk", [None, 3, {}, {"epoch": 1}])
     def test_is_what_is_no_state(self, shards: Path, junk: Any) -> None:
         with pytest.raises(ArgumentError, match="pass what state_dict"):

@@ -105,10 +105,7 @@ class TestTime:
 
 
 class TestTheCache:
-    @pytest.mark.parametrize(
-        ("context", "persistent"),
-        [("fork", True), ("fork", False), ("forkserver", False), pytest.param("spawn", True, marks=pytest.mark.slow)],
-    )
+    @pytest.mark.parametrize(("context", "persistent"), [("fork", True), ("fork", False), ("forkserver", False)])
     def test_is_counted_over_all_workers_however_they_start(
         self, remote: web.Web, context: str, persistent: bool
     ) -> None:

@@ -8,19 +8,19 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
+from tests.support.packing import DataBytes
 from tests.support.programs import PROGRAMS
 from wdsdist.packing import pack
 
 # Ray notes in /tmp where its cluster is, so that of the tests with one only one may run at a time.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
-DataBytes = Callable[[Path], dict[str, bytes]]
 PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 

@@ -6,23 +6,19 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock, SoftFileLock
 
-from tests.support.packing import pack_shown
+from tests.support.packing import DataBytes, pack_shown
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationError, DestinationExistsError
 from wdsdist.packing import pack
-from wdsdist.packing.destination import Place, locked
-from wdsdist.packing.ledger import records
+from wdsdist.packing.destination import Place, locked, records
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards.manifest import PACK_RECORD
-
-DataBytes = Callable[[Path], dict[str, bytes]]
 
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:

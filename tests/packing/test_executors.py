@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support import made
+from tests.support.packing import DataBytes
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.integrations.engines import connect
 from wdsdist.packing import pack
 from wdsdist.packing.destination import Place
-
-DataBytes = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])

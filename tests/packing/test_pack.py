@@ -8,28 +8,36 @@ import json
 import os
 import random
 import shutil
+import sys
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
+import wdsdist
+from tests.support.packing import DataBytes, files_in
+from tests.support.tars import listing
 from wdsdist._util import pools
-from wdsdist.errors import ArgumentError
-from wdsdist.packing import pack
+from wdsdist._util.extras import extra
+from wdsdist.errors import ArgumentError, ExtraMissingError
+from wdsdist.packing import pack, writer
+from wdsdist.packing.destination import Place
+from wdsdist.packing.members import FilePayload, Sample
+from wdsdist.packing.plan import make_plan
 from wdsdist.packing.writer import BUFFER
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan as tarindex
 from wdsdist.shards.shard_indexes import local_index
-
-DataBytes = Callable[[Path], dict[str, bytes]]
-
-
-def members_of(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+from wdsdist.shards.tar.fields import END
 
 
 def tars(folder: Path) -> list[Path]:
@@ -125,7 +133,7 @@ def test_the_manifest_is_a_wids_index_with_our_notes(source: Path, tmp_path: Pat
         "source": {"kind": "folder"},
         "shuffle_seed": 7,
         "fields": ["bin", "meta.json"],
-        "payload_bytes": sum(len(data) for name, data in members_of(source).items() if name != ".hidden"),
+        "payload_bytes": sum(len(data) for name, data in files_in(source).items() if name != ".hidden"),
         "with_checksums": 3,
         "skipped": {"hidden file or folder": 1},
     }
@@ -167,7 +175,108 @@ def test_an_option_of_no_type_that_it_can_have_is_refused(source: Path, tmp_path
 
 @pytest.mark.parametrize("place", [".", "shards", "part0/shards"])
 def test_a_destination_inside_the_source_is_refused(source: Path, place: str) -> None:
-    before = members_of(source)
+    before = files_in(source)
     with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
         pack(source, source / place)
-    assert members_of(source) == before
+    assert files_in(source) == before
+
+
+# Which samples go into which shard
+
+
+SIZES = st.lists(st.integers(1, 40).map(lambda blocks: 512 * blocks), min_size=1, max_size=200).map(np.array)
+SEEDS = st.none() | st.integers(0, 2**64 - 1)
+ROOMS = st.integers(1, 60_000) | st.integers(1, 120).map(lambda blocks: 512 * blocks)
+LIMITS = st.none() | st.integers(1, 50)
+
+
+@given(sizes=SIZES, seed=SEEDS, limit=LIMITS, room=ROOMS)
+def test_every_sample_is_in_one_shard_and_every_shard_keeps_the_limits(
+    sizes: np.ndarray, seed: int | None, limit: int | None, room: int
+) -> None:
+    plan = make_plan(sizes, shuffle_seed=seed, shard_bytes=room, shard_samples=limit)
+    shards = [plan.samples(shard) for shard in range(len(plan))]
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(sizes)))
+    for shard, size in zip(shards, plan.sizes.tolist(), strict=True):
+        assert size == sizes[shard].sum() + len(END)
+        assert 1 <= len(shard) <= (limit or len(sizes))
+        assert size <= room or len(shard) == 1
+    for shard, size, following in zip(shards, plan.sizes.tolist(), shards[1:], strict=False):
+        assert size + sizes[following[0]] > room or len(shard) == limit
+
+
+def test_a_seed_decides_the_order_and_none_keeps_it() -> None:
+    def order(seed: int | None) -> list[int]:
+        return make_plan(np.full(100, 512), shuffle_seed=seed, shard_bytes=4096, shard_samples=None).order.tolist()
+
+    assert order(None) == list(range(100))
+    assert order(0) == order(0) != order(1)
+    assert order(0) != order(None)
+
+
+def test_the_order_of_a_seed_never_changes() -> None:
+    # Data sets packed by one version must be continued by the next one: a new order needs a new record version.
+    plan = make_plan(np.full(10, 512), shuffle_seed=0, shard_bytes=10**6, shard_samples=None)
+    assert plan.order.tolist() == [3, 5, 6, 0, 2, 8, 9, 7, 4, 1]
+
+
+# Packing into compressed shards: the same tars as without, as whole, as resumable, as deterministic
+
+
+def plain(content: bytes) -> bytes:
+    """Decompress all frames of a shard."""
+    return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read()
+
+
+def test_the_shards_hold_the_tars_that_packing_writes_otherwise(
+    source: Path, tmp_path: Path, data_bytes: DataBytes
+) -> None:
+    pack(source, tmp_path / "plain", shard_bytes=20_000)
+    manifest = pack(source, tmp_path / "zst", shard_bytes=20_000, compress="zst")
+    expected, found = data_bytes(tmp_path / "plain"), data_bytes(tmp_path / "zst")
+    tars = [name for name in expected if name.endswith(".tar")]
+    assert len(tars) > 3
+    assert {plain(found[f"{name}.zst"]) for name in tars} == {expected[name] for name in tars}
+    assert found.keys() == {"index.json"} | {f"{name}.zst{end}" for name in tars for end in ("", ".wdsindex")}
+    for name, listed in zip(sorted(tars), manifest.shards, strict=True):
+        index = shardindex.load(tmp_path / "zst" / f"{name}.zst.wdsindex")
+        assert index.stored == shardindex.Stored(listed.size, listed.sha256)
+        assert shardindex.dumps(replace(index, stored=None)) == expected[f"{name}.wdsindex"]
+        assert (listed.size, listed.tar_size) == (len(found[f"{name}.zst"]), len(expected[name]))
+    assert not wdsdist.verify(tmp_path / "zst", deep=True)
+
+
+def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(range(256)) * (3 << 12))
+
+    def samples(*, broken: bool) -> Iterator[Sample]:
+        whole, lost = FilePayload(str(large), large.stat().st_size), FilePayload("/nowhere", 5)
+        yield "a", [("txt", b"1")]
+        if broken:
+            yield "b", [("bin", whole), ("txt", lost)]
+        yield "c", [("bin", whole)]
+        yield "d", [("txt", b"2")]
+        if broken:
+            yield "e", [("bin", whole), ("txt", lost)]
+
+    found = []
+    for number, broken in enumerate((False, True)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        written = writer.write_shard(Place(str(folder)), "x.tar.zst", samples(broken=broken), "", "skip", "zst:3")
+        content = (folder / "x.tar.zst").read_bytes()
+        assert (written.listed.size, written.listed.tar_size) == (len(content), len(plain(content)))
+        assert written.listed.sha256 == hashlib.sha256(content).hexdigest()
+        assert [one.key for one in written.left_out] == ["b", "e"] * broken
+        found.append(plain(content))
+    assert found[0] == found[1]
+    assert len(listing(found[0])) == 3
+
+
+def test_without_the_package_nothing_is_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    extra.cache_clear()
+    with pytest.raises(ExtraMissingError, match=r'pip install "wdsdist\[zst\]"'):
+        pack(source, tmp_path / "dest", compress="zst")
+    assert not (tmp_path / "dest").exists()

@@ -83,12 +83,6 @@ def test_what_is_unclear_is_refused_until_a_rule_is_given(tmp_path: Path) -> Non
         assert wdsdist.pack(source, tmp_path / key[:5], key=key).num_samples == count
 
 
-def test_a_rule_that_fits_no_name_is_an_error_that_names_one(tmp_path: Path) -> None:
-    source = unpack(tmp_path / "files", DOTTED)
-    with pytest.raises(ArgumentError, match=r"key is 'w\.', which finds no key in v1\.5_0000\.jpg"):
-        wdsdist.pack(source, tmp_path / "dest", key="w.")
-
-
 def test_another_rule_is_another_data_set(tmp_path: Path) -> None:
     source = unpack(tmp_path / "files", DOTTED)
     wdsdist.pack(source, tmp_path / "dest", key="last-dot")

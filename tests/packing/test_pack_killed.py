@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
+import select
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
+from tests.support.packing import DataBytes
 from tests.support.programs import command
+from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationExistsError, NotFoundError, WdsdistError
 from wdsdist.packing import pack
 from wdsdist.shards import open as catalog
-
-DataBytes = Callable[[Path], dict[str, bytes]]
 
 
 def kill_in_the_third_shard(source: Path | str, dest: Path, workers: int) -> None:
@@ -56,18 +60,6 @@ def test_an_unfinished_destination_is_no_data_set_and_not_for_other_options(sour
         pack(source, tmp_path / "dest", shard_samples=6)
 
 
-def test_a_tar_that_lost_its_index_is_written_again(source: Path, tmp_path: Path, data_bytes: DataBytes) -> None:
-    dest = tmp_path / "dest"
-    pack(source, tmp_path / "undisturbed", shard_samples=5)
-    kill_in_the_third_shard(source, dest, 1)
-    (dest / "shard-000000.tar.wdsindex").unlink()  # as if killed between the two
-    before = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
-    pack(source, dest, shard_samples=5)
-    assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
-    after = identities([dest / "shard-000000.tar", dest / "shard-000001.tar"])
-    assert [name for name in before if before[name] == after[name]] == ["shard-000001.tar"]
-
-
 def test_a_worker_that_is_killed_is_an_error_that_says_so(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,3 +74,110 @@ def test_a_worker_that_is_killed_is_an_error_that_says_so(
     with pytest.raises(WdsdistError, match="a process that was writing shards died"):
         pack(source, tmp_path / "dest", shard_samples=5, workers=2)
     assert not (tmp_path / "dest" / "index.json").exists()
+
+
+# A disk that fills while packing, by a limit on the size of files that the system keeps
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers"),  # in bytes: of the first record, and within some shard
+    [(0, 1), (30_000, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4096, 2), (60_000, 1)))],
+)
+def test_what_is_whole_stays_and_the_rest_follows_once_there_is_room(
+    source: Path, tmp_path: Path, data_bytes: DataBytes, workers: int, limit: int
+) -> None:
+    (source / "part1" / "large.bin").write_bytes(bytes(70_000))
+    options = ["--shard-samples", "5", "--workers", str(workers)]
+    run = subprocess.run(
+        [sys.executable, "-m", "wdsdist", "pack", str(source), str(tmp_path / "dest"), *options],
+        capture_output=True, text=True, check=False, timeout=580,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1].startswith("wdsdist: error: ")
+    assert "cannot be written: File too large" in run.stderr
+    left = {path.name for path in (tmp_path / "dest").iterdir()}
+    assert "index.json" not in left
+    assert not [name for name in left if name.startswith(".tmp-")]
+    whole = {path: path.stat().st_ino for path in (tmp_path / "dest").glob("*.wdsindex")}
+
+    pack(source, tmp_path / "dest", shard_samples=5)
+    pack(source, tmp_path / "undisturbed", shard_samples=5)
+    assert data_bytes(tmp_path / "dest") == data_bytes(tmp_path / "undisturbed")
+    assert {path: path.stat().st_ino for path in whole} == whole
+    assert verify(tmp_path / "dest") == []
+
+
+# Packing that every process of a launch asks for, and one of them does
+
+
+def environment(rank: int, world: int) -> dict[str, str]:
+    """What Slurm's srun sets for one of its processes, on one node."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD_SIZE"))}
+    return own | {
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(world), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": str(world),
+    }  # fmt: skip
+
+
+def launch(source: Path, dest: Path, *, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Pack as some processes of srun."""
+    return forked.together(
+        ["-m", "wdsdist", "pack", source, dest, "-q"], [environment(rank, ranks) for rank in range(ranks)]
+    )
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Return status, output and errors of each process."""
+    outputs = [process.communicate(timeout=580) for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("scope", ["node", pytest.param("cluster", marks=pytest.mark.slow)])
+def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_path: Path, scope: str) -> None:
+    started, gate, dest = tmp_path / "started", tmp_path / "gate", tmp_path / "dest"
+    os.mkfifo(gate)
+    held = command("held_pack", started, gate, "pack", source, dest, "--scope", scope)
+    processes = [
+        subprocess.Popen(
+            held, env=environment(rank, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        with gate.open("wb"):  # opens once one of them packs, which goes on when it closes
+            waiting = _first_to_say(processes, "wdsdist: waiting for ")
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    finally:
+        said = finish(processes)
+    assert [status for status, _, _ in said] == [0, 0], said
+    packer = said[1 - waiting]
+    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: .*\ntime: ", packer[1])
+    assert said[waiting][1].startswith("packed already: 40 samples in 1 shard")
+    assert "waiting" not in packer[2]
+    assert started.read_bytes() == b"x"
+
+
+def _first_to_say(processes: list[subprocess.Popen[str]], what: str) -> int:
+    """Return which process says this on standard error first; the packer says there what it recognised."""
+    streams = [process.stderr for process in processes]
+    while ready := select.select(streams, [], [], 580)[0]:
+        if (line := ready[0].readline()).startswith(what):
+            return streams.index(ready[0])
+        assert line, "one of them ended"
+    raise AssertionError("none of them waits")
+
+
+def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.txt").symlink_to("nowhere")
+    said = launch(tmp_path / "source", tmp_path / "dest", ranks=3)
+    assert said.returncode == 2
+    wanted = (
+        f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it; or leave it out with "
+        f"--on-error skip"
+    )
+    assert said.stderr.splitlines().count(wanted) == 3

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.packing import packed_members
+from tests.support.packing import files_in, packed_members
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Place
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Sample
-
-DataBytes = Callable[[Path], dict[str, bytes]]
+from wdsdist.packing.members import BrokenPayload, FilePayload, Sample
 
 
 def report(dest: Path) -> list[dict[str, Any]]:
@@ -27,8 +25,7 @@ def report(dest: Path) -> list[dict[str, Any]]:
 
 
 def content(source: Path, *, but: set[str]) -> dict[str, bytes]:
-    files = {path.relative_to(source).as_posix(): path for path in source.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if name.partition(".")[0] not in but}
+    return {name: data for name, data in files_in(source).items() if name.partition(".")[0] not in but}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -168,7 +165,20 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
         ),
         *(
             ((key, [("txt", b"")]), "cannot be packed: a key is a string, a path of parts that are not empty")
-            for key in ("c.d", "c/", "", "c\nd", "c\0", "__meta__/c", "\udce9")
+            for key in (
+                "c.d",
+                "c/",
+                "",
+                "c\nd",
+                "c\0",
+                "__meta__/c",
+                "\udce9",
+                "/etc/passwd",
+                "a//b",
+                "../a",
+                "a/../b",
+                "a/./b",
+            )
         ),
         (("c", [("txt", b""), ("json", BrokenPayload("row 7 is no JSON"))]), "row 7 is no JSON"),
         (("c", [("txt", FilePayload("/", 0))]), "/ (cannot be read: Is a directory|has .* bytes)"),

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support import made
+from tests.support.packing import DataBytes
 from tests.support.programs import command
 from wdsdist.errors import ArgumentError, DestinationExistsError, SourceError
 from wdsdist.packing import pack
 
-DataBytes = Callable[[Path], dict[str, bytes]]
 SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
     "data set": lambda: {"source": made.Squares(), "encode": made.encode},
     "iterable": lambda: {"source": made.samples()},

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.packing import pack_shown
-from wdsdist.errors import DestinationError, DestinationExistsError, SourceError
+from wdsdist.errors import DestinationError, SourceError
 from wdsdist.packing import PackProgress, pack
 from wdsdist.shards import open as catalog
 
@@ -84,17 +84,6 @@ def test_a_failure_in_the_middle_of_a_shard_shows_nothing_of_it(
     with pytest.raises(SourceError, match="vanished"):
         pack_there(source, shuffle_seed=None)
     assert "shard-000003.tar" not in contents(store)
-
-
-def test_other_data_sets_are_refused_and_replaced_only_when_asked(
-    source: Path, store: MemoryStore, alone: dict[str, bytes]
-) -> None:
-    pack_there(source, shard_samples=2)
-    store.files["dest/mine.tar"] = b"precious"
-    with pytest.raises(DestinationExistsError, match=f"{DEST} holds another data set"):
-        pack_there(source)
-    pack_there(source, overwrite=True)
-    assert contents(store) == {**alone, "mine.tar": b"precious"}
 
 
 def test_a_url_that_workers_do_not_share_is_no_data_set(source: Path, store: MemoryStore) -> None:

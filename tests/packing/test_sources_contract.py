@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import wdsdist
 from tests.support.packing import pack_shown, packed_members
@@ -146,15 +147,23 @@ def test_a_source_that_changes_after_it_was_listed_is_an_error_that_names_it(kin
 
 def test_arrays_need_no_dtype_to_be_read(tmp_path: Path) -> None:
     samples = [
-        {"input_ids": np.arange(n + 1, dtype=">i4"), "box": np.full((2, 4), n, "f4"), "cls": n} for n in range(9)
+        {
+            "input_ids": np.arange(n + 1, dtype=">i4"),
+            "box": np.full((2, 4), n, "f4"),
+            "scale": torch.tensor(n),
+            "cls": n,
+        }
+        for n in range(9)
     ]
     manifest = wdsdist.pack(samples, tmp_path / "dest", workers=1, shuffle_seed=None)
     assert manifest.extra["arrays"] == {
         "input_ids": {"dtype": "<i4", "shape": [None]}, "box": {"dtype": "<f4", "shape": [None, 4]},
+        "scale": {"dtype": "<i8", "shape": [None]},
     }  # fmt: skip
     data = wdsdist.StreamingDataset(tmp_path / "dest", decode=True)
     assert data[5]["input_ids"].tolist() == [0, 1, 2, 3, 4, 5]
     assert data[5]["box"].tolist() == [[5.0] * 4] * 2
+    assert data[5]["scale"].tolist() == [5]
     shards = wdsdist.pack(tmp_path / "dest", tmp_path / "again")
     assert shards.extra["arrays"] == manifest.extra["arrays"]
 

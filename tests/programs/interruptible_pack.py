@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsdist.cli import main
-from wdsdist.packing.payloads import Samples
+from wdsdist.packing.members import Samples
 
 real = Samples.__iter__
 waited: list[bool] = []

@@ -53,37 +53,25 @@ def test_a_batch_without_padding_is_not_copied() -> None:
     assert all(column is batch[name] for name, column in unpadded(batch).items())
 
 
-def test_marks_may_be_a_list_or_an_array() -> None:
-    for marks in ([False, True], np.array([False, True])):
-        assert unpadded({"x": torch.arange(2), "__padding__": marks})["x"].tolist() == [0]
-
-
 @pytest.mark.parametrize("batch", [{"cls": torch.arange(2)}, (torch.arange(2),), torch.arange(2)])
 def test_a_batch_that_is_not_marked_is_refused(batch: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no column '__padding__' but .*: pass mark_padding=True"):
         unpadded(batch)
 
 
-def test_a_list_of_a_value_for_each_sample_loses_those_of_padding() -> None:
-    boxes = [torch.zeros(count, 4) for count in (2, 0, 3)]
-    targets = [{"boxes": one, "labels": [1] * len(one)} for one in boxes]
-    batch = {"boxes": boxes, "targets": targets, "__padding__": [False, False, True]}
-    found = unpadded(batch)
-    assert [len(one) for one in found["boxes"]] == [2, 0]
-    assert [one["labels"] for one in found["targets"]] == [[1, 1], []]
+OPTIONAL = collate([{"json": {"id": number, "tags": ["x", "y"]}} for number in range(2)], lists=("json",))["json"]
+COLUMNS: list[tuple[Any, Any, list[Any]]] = [
+    ([torch.zeros(count, 4) for count in (2, 0, 3)], [False, False, True], [[[0.0] * 4] * 2, []]),
+    ([{"labels": [1] * count} for count in (2, 0, 3)], [False, False, True], [{"labels": [1, 1]}, {"labels": []}]),
+    ([("a0", "b0", "c0"), ("a1", "b1", "c1")], [False, True, True], [("a0",), ("a1",)]),  # two texts of each sample
+    (OPTIONAL, [False, True], [{"id": 0, "tags": ["x", "y"]}]),
+    ([[1, 2], [3, 4]], [False, True], [[1, 2]]),
+    (torch.arange(2), np.array([False, True]), [0]),
+]
+"""A column, which rows are padding, and what is left."""
 
 
-def test_texts_that_were_collated_by_their_place_in_a_list_lose_those_of_padding() -> None:
-    captions = [("a0", "b0", "c0"), ("a1", "b1", "c1")]  # two of each sample
-    found = unpadded({"captions": captions, "__padding__": [False, True, True]})
-    assert found["captions"] == [("a0",), ("a1",)]
-
-
-def test_an_optional_field_that_all_samples_of_a_batch_have_loses_the_values_of_padding() -> None:
-    batch = collate([{"json": {"id": number, "tags": ["x", "y"]}} for number in range(2)], lists=("json",))
-    found = unpadded({**batch, "__padding__": [False, True]})
-    assert found["json"] == [{"id": 0, "tags": ["x", "y"]}]
-
-
-def test_lists_of_numbers_as_long_as_the_batch_are_values_of_samples() -> None:
-    assert unpadded({"x": [[1, 2], [3, 4]], "__padding__": [False, True]})["x"] == [[1, 2]]
+@pytest.mark.parametrize(("column", "marks", "rest"), COLUMNS)
+def test_a_column_of_any_kind_loses_the_rows_of_padding(column: Any, marks: Any, rest: list[Any]) -> None:
+    found = unpadded({"x": column, "__padding__": marks})["x"]
+    assert [one.tolist() if isinstance(one, torch.Tensor) else one for one in found] == rest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.orders import ordered
+from tests.support.orders import counts_of_shards, order_settings, ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.mix_order import MixOrder, Mixture
@@ -30,14 +30,7 @@ class Counting(ShardOrder):
 
 @st.composite
 def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
-    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
-    settings = OrderSettings(
-        name=draw(st.sampled_from(["shard", "shard", "sampler"])),
-        shuffle=draw(st.booleans()),
-        seed=draw(st.integers(0, 1000)),
-        window=draw(st.integers(1, 60)),
-        num_canonical_replicas=draw(st.integers(1, 8)),
-    )
+    counts = draw(counts_of_shards)
     plan = EpochPlan(
         num_samples=int(counts.sum()),
         num_replicas=draw(st.integers(1, 6)),
@@ -47,7 +40,7 @@ def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
         start=draw(st.integers(0, int(counts.sum()))),
         mark_padding=draw(st.booleans()),
     )
-    return epoch_order(counts, settings, 3), plan
+    return epoch_order(counts, draw(order_settings), 3), plan
 
 
 def walked(order: Order, plan: EpochPlan, rank: int, batch: int) -> list[set[int]]:
@@ -104,8 +97,11 @@ def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     order = MixOrder(mixture, OrderSettings(), 0)
     plan = EpochPlan(num_samples=2400, num_replicas=1, batch_size=8, drop_last=True, drop_last_batch=True)
     uses = list(upcoming(order, plan, rank=0))
-    needed = [sum(use.first <= batch <= use.last for use in uses) for batch in range(plan.batches_per_rank)]
-    assert max(needed) < 25  # of 60, all in one block; at once a batch needs 2 to 4, and 512 samples reach over 13
+    needed = [{use.shard for use in uses if use.first <= batch <= use.last} for batch in range(plan.batches_per_rank)]
+    assert all(shards <= named for shards, named in zip(walked(order, plan, 0, 0), needed, strict=True))
+    assert (
+        max(map(len, needed)) < 25
+    )  # of 60, all in one block; at once a batch needs 2 to 4, and 512 samples reach over 13
 
 
 def test_the_next_shards_of_a_billion_samples_are_told_by_looking_at_few() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.orders import counts_of_shards, order_settings
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
@@ -27,17 +28,12 @@ def readers(shards: int, *, ranks: int = 1, last: int = 100) -> Readers:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Readers, OrderSettings]:
-    counts = np.array(draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)))
+    counts = draw(counts_of_shards)
     ranks = draw(st.integers(1, 6))
-    settings = OrderSettings(
-        name=draw(st.sampled_from(["shard", "sampler"])),
-        shuffle=draw(st.booleans()),
-        seed=draw(st.integers(0, 1000)),
-        window=draw(st.integers(1, 60)),
-        num_canonical_replicas=draw(st.integers(1, 8)),
-    )
     sizes = np.array(draw(st.lists(st.integers(0, 9) | st.just(0), min_size=len(counts), max_size=len(counts)))) * MB
-    return Readers(counts=counts, sizes=sizes, num_replicas=ranks, ranks=draw(st.integers(1, ranks))), settings
+    return Readers(counts=counts, sizes=sizes, num_replicas=ranks, ranks=draw(st.integers(1, ranks))), draw(
+        order_settings
+    )
 
 
 @given(cases())

@@ -25,16 +25,7 @@ def index(folder: Path, **tars: bytes) -> wdsdist.Manifest:
 
 def samples(manifest: wdsdist.Manifest) -> Samples:
     """Read every sample."""
-    reader = Shards(wdsdist.open(manifest.base))
-    shards = [reader.shard(number) for number in range(len(manifest.counts))]
-    return [
-        (
-            shard.key(number),
-            {extension: bytes(shard.member(number, place)) for place, extension in enumerate(shard.layout(number))},
-        )
-        for shard in shards
-        for number in range(shard.index.num_samples)
-    ]
+    return list(Shards(wdsdist.open(manifest.base)).samples())
 
 
 def test_extensions_are_matched_in_lower_case_and_stored_as_they_are(tmp_path: Path) -> None:
@@ -105,6 +96,6 @@ def test_what_only_bears_the_name_of_a_compressed_shard_is_damage_and_never_pass
 
 def test_a_compressed_tar_under_a_plain_name_is_not_called_damaged(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(gzip.compress(plain_tar([("a.txt", b"1")])))
-    what = r"x\.tar is compressed by gzip, which its name does not tell: rename it, .*, or decompress it"
+    what = r"x\.tar is compressed by gzip, but its name does not say so: rename it, .*, or decompress it"
     with pytest.raises(ShardDamagedError, match=f"{what}$"):
         wdsdist.index(tmp_path)

@@ -119,23 +119,21 @@ def test_loaded_arrays_are_views_of_the_file_not_copies(tmp_path: Path) -> None:
         assert array.ctypes.data % 64 == 0  # as the format promises; a map starts on a page
 
 
-@pytest.mark.parametrize("bits", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_a_change_of_any_byte_of_an_index_is_found_or_harmless(tmp_path: Path, bits: int) -> None:
+def test_a_change_of_any_byte_of_an_index_is_found_or_harmless(tmp_path: Path) -> None:
     index = built(SAMPLES)
     content = shardindex.dumps(index)
     path = tmp_path / "x.wdsindex"
     harmless = []
     for offset in range(len(content)):
-        for bit in range(bits):
-            altered = bytearray(content)
-            altered[offset] ^= 1 << (offset + bit) % 8
-            path.write_bytes(altered)
-            try:
-                loaded = shardindex.load(path)
-            except IndexFormatError:
-                continue
-            assert contents(loaded) == contents(index)
-            harmless.append(offset)
+        altered = bytearray(content)
+        altered[offset] ^= 1 << offset % 8
+        path.write_bytes(altered)
+        try:
+            loaded = shardindex.load(path)
+        except IndexFormatError:
+            continue
+        assert contents(loaded) == contents(index)
+        harmless.append(offset)
     assert not any(content[offset] for offset in harmless)  # the spare word of the preamble, and what aligns arrays
 
 

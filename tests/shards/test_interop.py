@@ -93,8 +93,8 @@ def test_a_wrong_count_is_an_error_that_names_the_file(tars: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (wids(("00000.tar", 2)), r"1 tars, such as 00001\.tar, are in one of the two alone"),
-        (wids(*((name, 1) for name in [*NAMES, "2.tar"])), r"1 tars, such as 2\.tar, are in one of the two alone"),
+        (wids(("00000.tar", 2)), r"1 tars, such as 00001\.tar, are in only one of the two"),
+        (wids(*((name, 1) for name in [*NAMES, "2.tar"])), r"1 tars, such as 2\.tar, are in only one of the two"),
         (wids(("../00000.tar", 2)), r"'\.\./00000\.tar', may lie outside"),
         (wids(("a.jpg", 2)), "'a.jpg' is not a tar"),
         (wids(("00000.tar", -1)), "has the nsamples -1, which is not a count"),
@@ -134,7 +134,12 @@ def splits(tmp_path: Path) -> Path:
     return written(tmp_path / "splits", SPLIT_NAMES, fewest=1)
 
 
-def test_splits_in_one_folder_are_told_and_made_on_request(splits: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_splits_in_one_folder_are_told_and_made_on_request(
+    splits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert wdsdist.pack(splits, tmp_path / "packed", workers=1).num_samples == 6
+    assert f"`wdsdist index {splits} --splits` makes one each" in caplog.text
+    caplog.clear()
     assert wdsdist.index(splits, workers=1).num_samples == 6
     assert "train (2 of the tars), validation (1 of the tars)" in caplog.text
     assert f"`wdsdist index {splits} --splits`" in caplog.text
@@ -154,6 +159,19 @@ def test_notes_of_splits_go_before_names(splits: Path) -> None:
     with pytest.raises(NotFoundError, match=r"holds the splits a, b, as its _info\.json says.*--splits"):
         wdsdist.open(splits)
     assert wdsdist.open(f"{splits}/imagenet-train-*.tar").num_samples == 2
+
+
+def test_notes_of_energon_lie_above_the_tars_that_they_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = written(tmp_path / "parts", ["a.tar", "b.tar"], fewest=3)
+    splits = "exclude: []\nsplit_parts:\n  train: [parts/a.tar]\n  val: [parts/b.tar]\n  test: []\n"
+    counts = {"shard_counts": {"parts/a.tar": 3, "parts/b.tar": 4}}
+    write(tmp_path, {".nv-meta/.info.json": counts, ".nv-meta/split.yaml": splits})
+    with pytest.raises(NotFoundError, match=rf"`wdsdist index {tmp_path} --splits`"):
+        wdsdist.open(tmp_path)
+    wdsdist.index(parts, output=tmp_path / "own", workers=1)
+    assert "look like splits, train (1 of the tars), val (1 of the tars)" in caplog.text
+    assert [made.num_samples for made in index_splits(tmp_path, workers=1)] == [3, 4]
+    assert wdsdist.open(parts / "index-val.json").shards[0].name == "b.tar"
 
 
 def test_tars_of_one_split_or_of_none_are_no_splits(splits: Path, caplog: pytest.LogCaptureFixture) -> None:

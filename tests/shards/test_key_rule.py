@@ -38,9 +38,7 @@ def shards(root: Path, *tars: str) -> Path:
 
 
 def keys(manifest: wdsdist.Manifest) -> list[str]:
-    reader = Shards(manifest)
-    opened = [reader.shard(number) for number in range(len(manifest.counts))]
-    return [one.key(sample) for one in opened for sample in range(one.index.num_samples)]
+    return [key for key, _ in Shards(manifest).samples()]
 
 
 def test_one_rule_holds_for_all_tars_and_every_reader(tmp_path: Path) -> None:

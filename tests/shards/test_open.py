@@ -243,17 +243,6 @@ def test_indexing_again_gives_the_same_bytes(data_set: Path) -> None:
     assert {path.name: path.read_bytes() for path in data_set.iterdir()} == before
 
 
-def test_indexing_takes_the_ways_to_name_tars(tars: Path) -> None:
-    assert wdsdist.index(tars / NAMES[0]).num_samples == 3
-    assert wdsdist.index(f"{tars}/train-{{00..01}}.tar").num_samples == 7
-    assert wdsdist.index([tars / NAMES[1], str(tars / NAMES[0])]).shards[0].name == NAMES[1]
-    (tars / "index.json").unlink()
-    assert wdsdist.index(tars / NAMES[2]).shards[0].name == NAMES[2]
-    write_shard(tars / NAMES[2], 40)
-    assert wdsdist.index(tars).num_samples == 47
-    assert wdsdist.open(tars / NAMES[2]).num_samples == 40
-
-
 def test_a_folder_that_cannot_be_written_is_not_indexed(tars: Path, read_only: Callable[[Path], None]) -> None:
     read_only(tars)
     with pytest.raises(DestinationError, match=rf"{tars}/.* cannot be written: Permission denied: name a local"):

@@ -68,7 +68,9 @@ def test_a_file_url_is_percent_encoded_and_leads_nowhere_else_in_an_index(tars: 
 
 def test_a_command_is_never_run_and_the_error_shows_no_secret() -> None:
     for action in (wdsdist.open, wdsdist.index):
-        with pytest.raises(ArgumentError, match=r"^pipe:curl \.\.\. is a command, and none is run: name") as caught:
+        with pytest.raises(
+            ArgumentError, match=r"^pipe:curl \.\.\. is a command, which wdsdist does not run"
+        ) as caught:
             action("pipe:curl -s -L https://user:secret@host/a.tar?token=secret || true")
         assert "secret" not in str(caught.value)
 

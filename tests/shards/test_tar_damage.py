@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import random
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -92,34 +91,21 @@ def test_data_after_the_end_are_damage(form: int) -> None:
 # Altered
 
 
-@pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one header", "each header"]
-)
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_change_of_any_header_byte_is_damage(form: int, every: bool) -> None:
+def test_a_change_of_any_header_byte_is_damage(form: int) -> None:
     content = TARS[form]
     rng = random.Random(0)
     for offset in [*range(148), *range(156, BLOCK)]:
-        for block in HEADERS[form] if every else [rng.choice(HEADERS[form])]:
-            altered = bytearray(content)
-            altered[block + offset] ^= rng.randrange(1, 256)
-            assert_damaged(bytes(altered))
+        altered = bytearray(content)
+        altered[rng.choice(HEADERS[form]) + offset] ^= rng.randrange(1, 256)
+        assert_damaged(bytes(altered))
 
 
-@pytest.mark.parametrize(
-    ("form", "number", "values"),
-    [
-        (FORMATS[0], 0, [*b"\0 01234567", 8, ord("/"), *range(128, 256, 31)]),
-        *(pytest.param(form, number, range(256), marks=pytest.mark.slow) for number, form in enumerate(FORMATS)),
-    ],
-    ids=["some values", *map(str, FORMATS)],
-)
-def test_a_change_of_the_checksum_is_damage_unless_it_spells_the_same_number(
-    form: int, number: int, values: Iterable[int]
-) -> None:
+@pytest.mark.parametrize(("number", "form"), list(enumerate(FORMATS)))
+def test_a_change_of_the_checksum_is_damage_unless_it_spells_the_same_number(form: int, number: int) -> None:
     content = TARS[form]
     for offset in range(148, 156):
-        for value in values:
+        for value in (*b"\0 01234567", 8, ord("/"), *range(128, 256, 31)):
             altered = bytearray(content)
             altered[HEADERS[form][number] + offset] = value
             try:

@@ -12,12 +12,12 @@ from email.message import Message
 
 import pytest
 
-from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage.failures import Attempts, Failure, Kind, failure_of
 from wdsdist.storage.http import StatusError
+from wdsdist.storage.waiting import Deadline
 
 A_TAR = "s3://bucket/a.tar"
 
@@ -138,6 +138,26 @@ def test_a_kind_decides_how_often_to_try(kind: Kind, most: int) -> None:
     assert str(error).startswith("it is at fault (5 attempts in " if kind == "length" else "it is at fault")
 
 
+RESUME = "training can resume from the last checkpoint"
+SAID: list[tuple[Kind, str]] = [
+    ("absent", f"(1 attempt in 0.0 s; {RESUME})"),
+    ("denied", f"(1 attempt in 0.0 s; {RESUME})"),
+    ("length", f"(5 attempts in 0.0 s; {RESUME})"),
+    ("unreachable", f"(1 attempt in 0.0 s; {RESUME})"),
+    ("busy", f"(1 attempt in 0.0 s; download_timeout=9 is the limit; {RESUME})"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said"), SAID)
+def test_an_error_says_how_long_was_waited_which_limit_ended_it_and_how_to_go_on(kind: Kind, said: str) -> None:
+    attempts = Attempts("http://silent.example/a.tar", Deadline(9, "download_timeout"), patience=1)
+    failure = Failure(kind, "it is at fault", retry_after={"busy": 10, "unreachable": 6}.get(kind))
+    with use_policy(first_pause=1e-6, longest_pause=1e-6):
+        while attempts.failed(failure) is not None:
+            pass
+    assert str(attempts.error()) == f"it is at fault {said}"
+
+
 def test_a_store_that_has_answered_before_is_waited_for_and_another_for_seconds() -> None:
     known, unknown = "http://known.example/a.tar", "http://unknown.example/a.tar"
     Attempts(known, None, patience=1).succeeded()
@@ -165,17 +185,6 @@ def test_an_attempt_that_timed_out_says_less_than_the_one_before() -> None:
     assert attempts.failed(Failure("timeout", "no answer", retry_after=1e7)) is None
     assert str(attempts.error()).startswith("503 Slow Down (2 attempts in ")
     assert attempts.error().kind == "busy"
-
-
-def test_a_read_is_tried_again_until_it_succeeds_or_the_time_is_over() -> None:
-    with MemoryStore({"a.tar": b"content"}) as store, use_policy(first_pause=0.01, patience=0.2):  # fmt: skip
-        store.plant(Fault("a.tar", "error", times=3))
-        assert storage.read(f"{store.url}/a.tar") == b"content"
-        assert len(store.requests) == 4
-        store.plant(Fault("a.tar", "error", error=ConnectionError("reset by peer")))
-        message = r"a\.tar cannot be read: ConnectionError: reset by peer \(\d+ attempts in 0\.\d s\)"
-        with pytest.raises(StorageError, match=message):
-            storage.read(f"{store.url}/a.tar")
 
 
 def test_a_missing_back_end_is_named_with_the_extra_that_brings_it() -> None:

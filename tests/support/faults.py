@@ -7,7 +7,7 @@ It runs in a process of its own, so that any number of ranks can use it, and end
 Tests start it with `planted`; through `Proxy` they change its rules and read its counts, from any process:
 
     with planted(server) as proxy:
-        proxy.rules(Rule("latency", 0.02), Rule("status", 503, share=0.1), Rule("cut", 1000, path="*.tar", times=1))
+        proxy.rules(Rule("status", 503, share=0.1), Rule("cut", 1000, path="*.tar", times=1))
         ...
         assert proxy.count("/a.tar").requests == 1
 """
@@ -23,15 +23,12 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 FAULTS = {
-    "latency": "waits so many seconds before it asks the server",
-    "bandwidth": "sends at most so many bytes of body per second on each connection",
     "status": "answers with this status (500, 503, 429, 403, 404, ...) and does not ask the server",
     "refuse": "closes the connection without an answer, as a server that is gone",
     "cut": "closes the connection after so many bytes of body; the length that was announced stays",
@@ -42,7 +39,6 @@ FAULTS = {
 }
 """Each fault, and what its value means. Places count from the start of an answer's body, whatever range it is of."""
 
-_SHAPING = ("latency", "bandwidth")  # every rule of these that matches holds; of the others the first
 _CONTROL = "/-/faults"
 _CHUNK = 64 << 10
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -64,8 +60,6 @@ class Rule:
     and not on the order in which threads ask."""
     times: int | None = None
     """At most so many requests of each path; None: always."""
-    burst: int = 1
-    """Once a request is hit, so many in a row are."""
     retry_after: int | None = None
     """Seconds that a status tells the client to wait."""
     seed: int = 0
@@ -81,11 +75,10 @@ class Count:
 
     requests: int = 0
     """GETs."""
-    heads: int = 0
     bytes: int = 0
     """Of bodies, sent."""
     faults: int = 0
-    """Requests that were hit; latency and bandwidth not counted."""
+    """Requests that were hit."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +112,10 @@ class Proxy:
 @contextlib.contextmanager
 def planted(server: str) -> Iterator[Proxy]:
     """Start a proxy in front of a server until the block ends."""
-    with process(__file__, server) as url:
-        yield Proxy(url)
-
-
-@contextlib.contextmanager
-def process(script: str, *arguments: str) -> Iterator[str]:
-    """Run a script that prints its address and ends with its standard input."""
-    call = [sys.executable, script, *arguments]
+    call = [sys.executable, __file__, server]
     with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        yield running.stdout.readline().strip()
+        yield Proxy(running.stdout.readline().strip())
 
 
 @dataclass
@@ -138,7 +124,6 @@ class _State:
     counts: dict[str, Count] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     hits: dict[tuple[int, str], int] = field(default_factory=dict)
-    running: dict[int, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, path: str, **more: int) -> None:
@@ -152,28 +137,22 @@ class _State:
             self.rules = list(rules)
             self.asked.clear()
             self.hits.clear()
-            self.running.clear()
 
-    def choose(self, method: str, path: str, wanted: str) -> list[Rule]:
-        """Return the rules that a request is hit by."""
+    def choose(self, method: str, path: str, wanted: str) -> Rule | None:
+        """Return the first rule that a request is hit by."""
         with self.lock:
             key = f"{method} {path} {wanted}"
             self.asked[key] = self.asked.get(key, 0) + 1
-            chosen: list[Rule] = []
             for number, rule in enumerate(self.rules):
                 if not fnmatch.fnmatch(path, rule.path) or rule.method not in ("*", method):
                     continue
-                if any(other.fault not in _SHAPING for other in chosen) and rule.fault not in _SHAPING:
+                hits = self.hits.get((number, path), 0)
+                if rule.times is not None and hits >= rule.times:
                     continue
-                if rule.times is not None and self.hits.get((number, path), 0) >= rule.times:
-                    continue
-                drawn = random.Random(f"{rule.seed} {number} {key} {self.asked[key]}").random() < rule.share
-                left = rule.burst if drawn else self.running.get(number, 0)
-                if left:
-                    self.running[number] = left - 1
-                    self.hits[number, path] = self.hits.get((number, path), 0) + 1
-                    chosen.append(rule)
-            return chosen
+                if random.Random(f"{rule.seed} {number} {key} {self.asked[key]}").random() < rule.share:
+                    self.hits[number, path] = hits + 1
+                    return rule
+            return None
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -194,19 +173,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path == _CONTROL:
             self._control(data)
             return
-        rules = self.state.choose(self.command, path, self.headers.get("Range", ""))
-        shaping = {rule.fault: rule.value for rule in rules if rule.fault in _SHAPING}
-        fault = next((rule for rule in rules if rule.fault not in _SHAPING), None)
-        self.state.count(
-            path, requests=self.command == "GET", heads=self.command == "HEAD", faults=fault is not None
-        )  # fmt: skip
-        time.sleep(shaping.get("latency", 0))
+        fault = self.state.choose(self.command, path, self.headers.get("Range", ""))
+        self.state.count(path, requests=self.command == "GET", faults=fault is not None)
         if fault and fault.fault == "refuse":
             self.close_connection = True
         elif fault and fault.fault == "status":
             self._refuse(fault)
         else:
-            self._relay(path, data, fault, shaping.get("bandwidth", 0))
+            self._relay(path, data, fault)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward  # noqa: N815 - the names that http.server looks for
 
@@ -238,7 +212,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers.append(("Retry-After", str(fault.retry_after)))
         self._answer(status, content, headers)
 
-    def _relay(self, path: str, data: bytes, fault: Rule | None, bandwidth: float) -> None:
+    def _relay(self, path: str, data: bytes, fault: Rule | None) -> None:
         connection = http.client.HTTPConnection(self.origin.netloc)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
@@ -259,20 +233,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             whole = iter([body]) if body else iter(lambda: answer.read(_CHUNK), b"")
             end = min(told, value) if kind in ("cut", "stall") else told
-            self._send(path, _altered(whole, kind, value, length), end, bandwidth)
+            self._send(path, _altered(whole, kind, value, length), end)
             if kind == "stall":
                 self.rfile.read(1)  # ends when the client goes away
             self.close_connection = kind in ("cut", "stall")
         finally:
             connection.close()
 
-    def _send(self, path: str, chunks: Iterable[bytes], end: int, bandwidth: float) -> None:
-        began, sent = time.monotonic(), 0
+    def _send(self, path: str, chunks: Iterable[bytes], end: int) -> None:
+        sent = 0
         for chunk in chunks:
             part = chunk[: end - sent]
             if part:
-                if bandwidth:
-                    time.sleep(max(0.0, began + (sent + len(part)) / bandwidth - time.monotonic()))
                 self.state.count(path, bytes=len(part))  # before a client that has all of them can ask
                 self.wfile.write(part)
                 sent += len(part)

@@ -88,6 +88,11 @@ class Ranks:
             process.join()
 
 
+def fork_workers() -> None:
+    """Start workers as processes do by default; those of a fork server would import torch once for each of them."""
+    multiprocessing.set_start_method("fork", force=True)
+
+
 def _start(share: Sequence[str], calls: list[_Call]) -> None:
     """Start the processes of all ranks after their shared imports: the first rank in this one, the others in forks.
 

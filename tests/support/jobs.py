@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -117,18 +116,3 @@ class Stage:
         """What was logged: the process id and the word of each line."""
         path = self.directory / "log"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-    def run_elastic(self, name: str, *, meetings: tuple[str, ...]) -> list[str]:
-        """Run a program on two ranks of a torchrun that restarts once; both came to each meeting before one passed."""
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        launcher += ["--max-restarts", "1", "--monitor-interval", "0.1"]
-        done = subprocess.run(
-            [*launcher, *command(name)[1:]],
-            cwd=self.directory, env=environment(), capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        words = [word for _, word in self.log]
-        for meeting in meetings:
-            came, passed = f"came-{meeting}", f"passed-{meeting}"
-            assert [word for word in words if word in (came, passed)] == [came, came, passed, passed]
-        return words

@@ -10,12 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.packing.members import FilePayload
 from wdsdist.packing.options import Options
 from wdsdist.packing.parallel import PackProgress
-from wdsdist.packing.payloads import FilePayload
 from wdsdist.packing.run import run
 from wdsdist.packing.sources.source import Source
 from wdsdist.shards.manifest import Manifest
+
+DataBytes = Callable[[Path], dict[str, bytes]]
+"""Reads what a data set consists of: all files but the packer's own notes."""
+
+
+def files_in(root: Path) -> dict[str, bytes]:
+    """Return all files below a folder, by their paths."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def pack_shown(source: Any, dest: Any, *, progress: Callable[[PackProgress], object], **options: Any) -> Manifest:

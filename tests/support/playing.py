@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
 
-from tests.support.gloo_ranks import Ranks
+from tests.support.gloo_ranks import Ranks, fork_workers
 
 
 def play(ranks: Ranks, function: Callable[..., dict[str, Any]], *args: Any, **options: Any) -> list[dict[str, Any]]:
@@ -29,6 +28,5 @@ def play(ranks: Ranks, function: Callable[..., dict[str, Any]], *args: Any, **op
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    # The ranks come from a server of forks, and their workers would; in a program that is launched they are forked.
-    multiprocessing.set_start_method("fork", force=True)
+    fork_workers()
     return function(*args, **options)

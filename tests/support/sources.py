@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist.cache.cached_shards import CachedShards
@@ -25,6 +26,14 @@ class Shards:
     def shard(self, number: int) -> OpenShard:
         """Return a shard with all its members readable."""
         return self.source.open({number: None})[number]
+
+    def samples(self) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """Yield the key and the members of every sample, by their extensions as fields name them."""
+        for number in range(len(self.manifest.counts)):
+            shard = self.shard(number)
+            for sample in range(shard.index.num_samples):
+                members = enumerate(shard.layout(sample))
+                yield shard.key(sample), {name: bytes(shard.member(sample, place)) for place, name in members}
 
     @property
     def cache(self) -> ChunkCache:

@@ -1,17 +1,10 @@
-"""A real HTTP server on loopback that serves a folder, with ranges or without, and notes what it was asked for.
-
-Tests have it in their own process through `served`. For many processes it is a script, which prints its address and
-ends with its standard input:
-
-    python tests/support/web.py FOLDER [--no-ranges]
-"""
+"""A real HTTP server on loopback that serves a folder, with ranges or without, and notes what it was asked for."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
 import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -171,9 +164,3 @@ def answering(answer: Callable[[Asked], Answer | None]) -> Iterator[tuple[str, l
 
     with _running(Handler, is_awaited=False) as url:
         yield url, asked
-
-
-if __name__ == "__main__":
-    with served(Path(sys.argv[1]), ranges="--no-ranges" not in sys.argv) as running:
-        print(running.url, flush=True)
-        sys.stdin.read()

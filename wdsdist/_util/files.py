@@ -73,19 +73,18 @@ _LEFT_AFTER = 24 * 3600
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, mode: int = 0o666, *, prefix: str = TEMPORARY) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Write a file atomically: it appears under its name only when it is complete and on disk.
 
-    An error leaves nothing behind. A process that is killed leaves ``<prefix>...-<name>`` in the same folder, which a
+    An error leaves nothing behind. A process that is killed leaves ``.tmp-...-<name>`` in the same folder, which a
     later write there removes after a day.
 
     Args:
         path: the file, whose folder must exist.
         mode: its permissions, less the umask.
-        prefix: of the temporary file's name, by which the owner of the folder can find leftovers.
     """
     _remove_left(path.parent)
-    temporary = path.with_name(f"{prefix}{secrets.token_hex(8)}-{path.name}")
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name}")
     # The system takes the umask off the mode of a new file: to ask for the umask needs /proc, or changes it.
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:

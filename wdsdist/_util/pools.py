@@ -112,7 +112,7 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
         yield done.get()
 
 
-def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+def run_in_subprocess(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a function in a separate process, started as `pool` starts its processes, and return its result.
 
     Workers that are forked later do not inherit the files that it opens, whose positions they would share. Raises
@@ -122,7 +122,7 @@ def apart(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         with pool(2, 2) as executor:
             return executor.submit(function, *args, **options).result()
     except BrokenProcessPool as error:
-        raise WdsdistError("a process that looked at the source died, perhaps for want of memory") from error
+        raise WdsdistError("a process that looked at the source died, perhaps because memory ran out") from error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import mmap
 import os
 import pickle
 import resource
-import tempfile
 import weakref
 from multiprocessing import context, reduction
 from pathlib import Path
@@ -15,17 +14,13 @@ from typing import Any
 
 from wdsdist.errors import SharedMemoryError
 
-_FALLBACK = "/dev/shm"
-UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
-"""Error numbers of a shared-memory folder that is read-only, closed to this user, or missing."""
 _ALIGNMENT = 64
 
 
 class AnonymousMemory:
     """Shared memory as a sparse, unnamed file (``memfd``), which forked processes inherit.
 
-    It can be pickled only for a process that is being spawned. It needs no space in ``/dev/shm``, except on kernels
-    without ``memfd_create``.
+    It can be pickled only for a process that is being spawned. It needs no space in ``/dev/shm``.
 
     >>> memory = AnonymousMemory()
     >>> memory.allocate(0, 8)
@@ -35,14 +30,10 @@ class AnonymousMemory:
     b'shared'
     """
 
-    def __init__(self) -> None:
-        self._attach(*_anonymous_file())
-
-    def _attach(self, descriptor: int, is_limited: bool) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = os.memfd_create("wdsdist") if descriptor is None else descriptor
         # No ``__del__``: objects that live to the end of a program are dropped after ``os`` is unloaded.
-        weakref.finalize(self, os.close, descriptor).atexit = False
-        self._is_limited = is_limited  # by the size of the file system
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     def allocate(self, offset: int, length: int) -> None:
         """Allocate a range. Without this, a process that touches a range without memory is killed (SIGBUS).
@@ -62,11 +53,19 @@ class AnonymousMemory:
 
     @property
     def available(self) -> int:
-        """Bytes that can still be allocated, as far as the system reports."""
-        if self._is_limited:
-            room = os.fstatvfs(self._descriptor)
-            return min(room.f_bavail * room.f_frsize, _free_memory())
-        return _free_memory()
+        """Bytes that can still be allocated, as far as the system reports: on this machine, or in this container."""
+        free = [
+            int(line.split()[1]) << 10
+            for line in _lines("/proc/meminfo")
+            if line.startswith(("MemAvailable:", "SwapFree:"))
+        ]
+        machine = sum(free) if free else 1 << 62
+        limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+        if not limit or not used or limit[0] == "max":
+            return machine
+        # Cached files count as used, but the kernel evicts them for new allocations.
+        cached = [line for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("inactive_f")]
+        return max(0, min(machine, int(limit[0]) - int(used[0]) + sum(int(line.split()[1]) for line in cached)))
 
     def map(self, offset: int, length: int) -> mmap.mmap:
         """Map an allocated range; ``offset`` is a multiple of the page size."""
@@ -74,7 +73,7 @@ class AnonymousMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)
-        return _attached, (reduction.DupFd(self._descriptor), self._is_limited)
+        return _attached, (reduction.DupFd(self._descriptor),)
 
 
 class SharedCopy:
@@ -112,36 +111,8 @@ def is_spawning() -> bool:
     return context.get_spawning_popen() is not None
 
 
-def _attached(descriptor: Any, is_limited: bool) -> AnonymousMemory:
-    memory = AnonymousMemory.__new__(AnonymousMemory)
-    memory._attach(descriptor.detach(), is_limited)
-    return memory
-
-
-def _anonymous_file() -> tuple[int, bool]:
-    """Return the descriptor of a new unnamed file, and whether its size is bounded by its file system."""
-    try:
-        return os.memfd_create("wdsdist"), False
-    except (AttributeError, OSError):  # another system, or a sandbox that forbids it
-        folder = _FALLBACK if Path(_FALLBACK).is_dir() else None
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return os.dup(file.fileno()), True
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that are free on this machine, or in this container."""
-    free = [
-        int(line.split()[1]) << 10
-        for line in _lines("/proc/meminfo")
-        if line.startswith(("MemAvailable:", "SwapFree:"))
-    ]
-    machine = sum(free) if free else 1 << 62
-    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
-    if not limit or not used or limit[0] == "max":
-        return machine
-    # Cached files count as used, but the kernel evicts them for new allocations.
-    cached = sum(int(line.split()[1]) for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("inactive_f"))
-    return max(0, min(machine, int(limit[0]) - int(used[0]) + cached))
+def _attached(descriptor: Any) -> AnonymousMemory:
+    return AnonymousMemory(descriptor.detach())
 
 
 def _lines(path: str) -> list[str]:

@@ -174,7 +174,7 @@ class PlannedBatcher:
 
     @property
     def _dealing(self) -> str:
-        """What must be the same to continue inside a block, beside its segments."""
+        """What must be the same to continue inside a block, besides its segments."""
         return f"cost={self.rule.cost}, oversize={self.rule.long}, drop_last={self.rule.drops}"
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -183,15 +183,14 @@ class PlannedBatcher:
         if state.get("dealing") != self._dealing:
             raise StateError(
                 f"the state was taken inside a block of batches that was dealt with {state.get('dealing')}, and here "
-                f"it would be with {self._dealing}: finish that epoch with its own, or begin an epoch"
+                f"it would be with {self._dealing}: finish that epoch with the same values, or start a new epoch"
             )
         samples, _, digest = str(state.get("columns")).partition(":")
         own_samples, _, own = self._columns.partition(":")
         if samples == own_samples and digest != own:  # otherwise the state is of an older generation
             raise StateError(
                 f"the state was taken inside a block of batches that was planned by other values of "
-                f"{self._column_names}, by which other samples would be left: put those values back (`wdsdist "
-                f"columns`), or begin an epoch"
+                f"{self._column_names}: put those values back (`wdsdist columns`), or start a new epoch"
             )
 
     def check_ranks_agree(self, world: World, block: int) -> None:

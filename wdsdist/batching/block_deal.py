@@ -175,13 +175,13 @@ def _give_tokens(
 ) -> None:
     """Move samples of a rank that has too many tokens, the longest first, to those near it that have the fewest."""
     giver, shortness = ranks[own[0]], -lengths[own]
-    place = 0
+    position = 0
     while loads[giver] > limit:
         # One sample that is a little longer than the excess is better than many short ones.
-        place = max(place, int(np.searchsorted(shortness, -2 * (loads[giver] - limit))))
-        if place == len(own):
+        position = max(position, int(np.searchsorted(shortness, -2 * (loads[giver] - limit))))
+        if position == len(own):
             return
-        sample, place = own[place], place + 1
+        sample, position = own[position], position + 1
         taker, length = near[np.argmin(loads[near])], lengths[sample]
         if taker != giver and loads[taker] + length <= limit:
             ranks[sample] = taker

@@ -108,8 +108,8 @@ class BlockPlan:
 
     def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
         """Return the samples of one batch, by their numbers in the block, and the row of each."""
-        place = step * self.num_ranks + rank
-        part = slice(int(self.bounds[place]), int(self.bounds[place + 1]))
+        number = step * self.num_ranks + rank
+        part = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
         return self.samples[part], self.rows[part]
 
     @functools.cached_property

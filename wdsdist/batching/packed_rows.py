@@ -120,11 +120,13 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
         if not isinstance(tokens, (np.ndarray, torch.Tensor)) or tokens.ndim != 1 or len(tokens) < stop:
             shape = getattr(tokens, "shape", None)
             kind = type(tokens).__name__ if shape is None else f"an array of shape {tuple(shape)}"
-            to_array = "lambda data: np.array(json.loads(data))" if isinstance(tokens, list) else "np.int32"
+            function = "lambda data: np.array(json.loads(data))" if isinstance(tokens, list) else "tokenize"
+            decode = "True" if isinstance(tokens, bytes) else f"{{{field!r}: {function}}}"
+            remedy = f"decode it, as with decode={decode}"
+            remedy = f"let length= name its items, as '{field}.tokens' does, or make it again" if shape else remedy
             raise SampleError(
                 f"the field {field!r} of sample {sample.get('__key__')!r} is {kind}, but packing needs one dimension "
-                f"of at least {stop:,} tokens: decode it, as with decode={{{field!r}: {to_array}}}, and make the "
-                f"column of lengths again if the data has changed"
+                f"of at least {stop:,} tokens: {remedy}"
             )
     return {
         name

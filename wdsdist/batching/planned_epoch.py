@@ -1,7 +1,7 @@
 """An epoch in planned batches: its order cut into blocks, each planned by itself, also after resumes in its middle.
 
 A position inside the epoch is the samples of the blocks that are consumed whole, and the *segments* of the next block:
-the steps that worlds took of it, in order. On the same world a block goes on as it was planned; what is left
+the steps that worlds took of it, in order. On the same world a block continues as planned; what is left
 of it is planned again for another world.
 """
 
@@ -191,7 +191,7 @@ class PlannedEpoch:
     world: World
     start: Position
     about: str = ""
-    """All that the plan depends on beside these, such as the values of the lengths: for results that a node keeps."""
+    """All that the plan depends on besides these, such as the values of the lengths: for results that a node keeps."""
     _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
     """The block that is read, and the next one, which may be under way."""
     _planner: Any = field(default_factory=lambda: ThreadPoolExecutor(1, "wdsdist-plan"), repr=False, compare=False)
@@ -364,7 +364,7 @@ class PlannedEpoch:
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
         key = mix_key(self.order.seed, self.start.epoch)
-        # On the world of the last segment the block goes on as it was planned.
+        # On the world of the last segment the block continues as planned.
         worlds = joined((*self._taken(number), self.segment(0)))
         for turn, segment in enumerate(worlds):
             chosen = left
@@ -383,8 +383,7 @@ class PlannedEpoch:
             plan = plan_block(known, rule, world, mix_key(key, _STEPS, number, turn))
             if segment.steps > plan.steps:
                 raise StateError(
-                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has "
-                    f"{plan.steps:,}"
+                    f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has {plan.steps}"
                 )
             if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])

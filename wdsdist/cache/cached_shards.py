@@ -17,12 +17,13 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.cache import chunk_file
-from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members
+from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members, reads_most
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index import beside, checksums
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import OPEN_SHARDS, Counters, LocalShards, Needs, OpenShard
+from wdsdist.shards.source import OPEN_SHARDS, Counters, LocalShards, Members, Needs, OpenShard
 
 _ATTEMPTS = 3
 """Attempts to fetch members whose bytes are wrong; before the last one, their copy is deleted with its index."""
@@ -44,6 +45,7 @@ class CachedShard(OpenShard):
         """bool [members]: whether each is there and verified."""
         self._source = weakref.proxy(source)
         self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self._comes_whole: bool | None = None
         super().__init__(source.manifest, number, copy.index, _RELEASED)
         self.hold()
 
@@ -67,6 +69,12 @@ class CachedShard(OpenShard):
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
         self._source.fetch_ranges(self.number, offsets, lengths)
+
+    def comes_whole(self, coming: Mapping[int, Members | None]) -> bool:
+        """Return whether prefetch fetches all of it, as the epoch needs most of it."""
+        if self._comes_whole is None:
+            self._comes_whole = reads_most(self.copy.index, coming[self.number])
+        return self._comes_whole
 
     def replace(self, copy: OpenCopy) -> None:
         """Go on with another copy of the same shard."""
@@ -97,8 +105,8 @@ class CachedShards:
         self.manifest = manifest
         self.cache = cache
         self.is_bounded = cache.limit is not None
-        self.coming: frozenset[int] = frozenset()
-        """Shards that prefetch fetches as a whole: chunks beside the members of a batch may come with them."""
+        self.coming: Mapping[int, Members | None] = {}
+        """Shards that prefetch fetches, each with the members that the epoch needs; ``None`` for all."""
         self.first_batch = threading.Event()
         """Whether the first batch has its chunks: until then prefetch would take link and cores from it."""
         self._opened = time.time() if opened is None else opened
@@ -175,7 +183,8 @@ class CachedShards:
             members = wrong
             number, bad = next(iter(wrong.items()))
             if attempt == _ATTEMPTS or not deadline.left():
-                raise checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
+                damage = checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
+                raise ShardDamagedError(f"{damage} {deadline.spent(attempt)}")
             self.cache.count(retries=1)
             for number, bad in wrong.items():
                 shard = self._open[number]
@@ -196,8 +205,10 @@ class CachedShards:
     def _fetch_chunks(self, needed: Mapping[int, Int64s], deadline: storage.Deadline) -> None:
         """Fetch chunks of open shards; into private copies if the cache has no room for them."""
         wanted = [(self._open[number].copy, chunks) for number, chunks in needed.items()]
-        coming = self.coming if self.first_batch.is_set() else ()
-        full = self.cache.fetch(wanted, deadline, {self._open[number].copy for number in needed if number in coming})
+        # Chunks beside the members of a batch come with them if prefetch would fetch the whole shard anyway.
+        coming = self.coming if self.first_batch.is_set() else {}
+        along = [self._open[number] for number in needed if number in coming]
+        full = self.cache.fetch(wanted, deadline, {shard.copy for shard in along if shard.comes_whole(coming)})
         again = []
         for number, chunks in needed.items():
             shard = self._open[number]

@@ -257,15 +257,16 @@ def _execute(database: sqlite3.Connection, statement: str) -> None:
     """
     import sqlite3
 
-    end = time.monotonic() + _PATIENCE
-    for _ in pauses(end, _LONGEST_PAUSE):
+    refusal = sqlite3.OperationalError()
+    for _ in pauses(time.monotonic() + _PATIENCE, _LONGEST_PAUSE):
         try:
             database.execute(statement)
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() >= end:
-                raise
-        else:
             return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            refusal = error
+    raise refusal
 
 
 def _copies(database: sqlite3.Connection, order: str) -> list[Copy]:

@@ -164,9 +164,7 @@ class ChunkCache:
                 wait(wanted[0][0].shard)
         return full
 
-    def fetch_ahead(
-        self, shard: CopiedShard, needs: Members | None, goes_on: Callable[[], bool] = lambda: True
-    ) -> bool:
+    def fetch_ahead(self, shard: CopiedShard, needs: Members | None, goes_on: Callable[[], bool]) -> bool:
         """Prefetch the chunks of a shard that an epoch needs, while ``goes_on()``; return false without room for them.
 
         Any number of threads and processes may fetch one shard: each takes the next chunks that nobody has claimed. So
@@ -197,7 +195,7 @@ class ChunkCache:
         with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
             if copy.is_private or self.fetch([(copy, _needed_chunks(copy, needs))], deadline):
                 raise CacheError(
-                    f"cache_limit is {self.limit:,} bytes, which leaves no room for {shard.described} beside what is "
+                    f"cache_limit is {self.limit:,} bytes, which leaves no room for {shard.described} besides what is "
                     f"needed sooner: raise it"
                 )
 
@@ -341,11 +339,14 @@ class ChunkCache:
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
     """Return the chunks of what an epoch needs of a shard: all, unless it is less than half of the shard."""
-    if needs is not None:
-        members = needs(copy.index)
-        if int(copy.index.sizes[members].sum()) < THIN * copy.index.size:
-            return chunks_of_members(copy.index, members)
-    return np.arange(copy.chunks.num_chunks)
+    if needs is None or reads_most(copy.index, needs):
+        return np.arange(copy.chunks.num_chunks)
+    return chunks_of_members(copy.index, needs(copy.index))
+
+
+def reads_most(index: ShardIndex, needs: Members | None) -> bool:
+    """Return whether an epoch needs so much of a shard that all of it is fetched."""
+    return needs is None or int(index.sizes[needs(index)].sum()) >= THIN * index.size
 
 
 def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:
@@ -366,7 +367,8 @@ def _waiter(deadline: storage.Deadline) -> Callable[[CopiedShard], None]:
     def wait(shard: CopiedShard) -> None:
         request.location = shard.location
         request.look()
-        if next(turns, deadline) is deadline:
+        next(turns, None)
+        if not deadline.left():
             # If the store fails for them too, its error says more.
             began = time.monotonic() + _LAST_WORD - deadline.seconds
             storage.stat(shard.location, shard.options, deadline=replace(deadline, began=began))

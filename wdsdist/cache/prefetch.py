@@ -132,7 +132,7 @@ class Prefetch:
         if first_use is not None:
             shards = [shard for shard in first_use if self._source.manifest.is_copied[shard]]
             needs = {self._source.shard(shard).key: first_use[shard] for shard in reversed(shards)}
-            self._source.coming = frozenset(shard for shard in shards if self._epoch(shard) is None)
+            self._source.coming = {shard: self._epoch(shard) for shard in shards}
             self._source.cache.catalog.expect(self._job, batch, needs)
         with self._changed:
             self._shards = shards

@@ -74,7 +74,7 @@ def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
         _fail(_message(error))
     except (KeyboardInterrupt, _Ended) as interrupt:
         continues = ctx is not None and ctx.invoked_subcommand in ("pack", "columns", "cache")
-        say(f"wdsdist: interrupted{': the same command goes on where it stopped' if continues else ''}", err=True)
+        say(f"wdsdist: interrupted{': run the same command again to continue' if continues else ''}", err=True)
         number = signal.SIGTERM if isinstance(interrupt, _Terminated | _Ended) else signal.SIGINT
         raise click.exceptions.Exit(128 + number) from None
     except BrokenPipeError:  # as `| head` leaves us
@@ -95,9 +95,9 @@ def _message(error: click.ClickException | WdsdistError) -> str:
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and error.message:
         option = max(error.param.opts, key=len)
         return error.message if error.message.startswith(option) else f"{option}: {error.message}"
-    problem = error.format_message().rstrip(".")
+    problem = error.format_message().rstrip(".").replace(". Did", ": did")
     path = error.ctx.command_path if error.ctx else "wdsdist"
-    return f"{problem[:1].lower()}{problem[1:]}: see `{path} --help`"
+    return f"{problem[:1].lower()}{problem[1:]}{' See' if problem.endswith('?') else ': see'} `{path} --help`"
 
 
 def _give_up_output() -> None:
@@ -115,7 +115,13 @@ def _fail(message: str) -> NoReturn:
 )
 @click.version_option(wdsdist.__version__, prog_name="wdsdist")
 def _wdsdist() -> None:
-    """Pack data sets into WebDataset shards, and inspect shards."""
+    """Pack data sets into WebDataset shards, and inspect shards.
+
+    \b
+    Examples:
+      wdsdist pack photos shards --class-folders
+      wdsdist view shards
+    """
 
 
 _wdsdist.epilog = f"""\

@@ -39,8 +39,7 @@ def bench(
     from wdsdist.diagnostics import throughput
     from wdsdist.loader.dataset import StreamingDataset
 
-    how = True if decode == "true" else decode
-    dataset = StreamingDataset(opened(*shards), fields=fields, decode=how)
+    dataset = StreamingDataset(opened(*shards), fields=fields, decode=True if decode == "true" else decode)
     say(f"data: {contents(dataset.manifest)}; batches of {batch_size:,} samples")
     say(f"{'workers':>7}  {'samples/s':>11}  {'bytes/s':>11}  {'first batch':>11}")
     rates = []
@@ -48,4 +47,6 @@ def bench(
         rates.append(rate := throughput.measure(dataset, batch_size, workers=number, seconds=seconds))
         size = human(int(rate.bytes_per_second))
         say(f"{number:>7}  {rate.samples_per_second:>11,.0f}  {size:>11}  {rate.first_batch:>9.2f} s")
-    say(f"suggestion: num_workers={throughput.suggested(rates)}, the fewest within 5 % of the best")
+    best = max(rate.samples_per_second for rate in rates)
+    fewest = min(rate.workers for rate in rates if rate.samples_per_second >= 0.95 * best)  # more gain is noise
+    say(f"suggestion: num_workers={fewest}, the fewest within 5 % of the best")

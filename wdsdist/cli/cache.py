@@ -33,9 +33,6 @@ from wdsdist.cli.progress import meter
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsdist.shards.manifest import Manifest
-    from wdsdist.shards.source import Members
-
 _AT_ONCE = 16
 """Shards that `warm` fetches at once."""
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -43,7 +40,13 @@ _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 @click.group()
 def cache() -> None:
-    """Fill, show and clean the cache of remote shards on this node."""
+    """Fill, show and clean the cache of remote shards on this node.
+
+    \b
+    Examples:
+      wdsdist cache warm s3://bucket/train --ranks 64
+      wdsdist cache info
+    """
 
 
 def _age(value: str) -> float:
@@ -54,7 +57,7 @@ def _age(value: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
     if match is None or not float(match[1]):
-        raise ValueError(f"{value!r} is no age such as 90m, 12h, 30d or 2w")
+        raise ValueError(f"{value!r} is not an age such as 90m, 12h, 30d or 2w")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -77,7 +80,8 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         busy = f", {store.in_use:,} in use" if store.in_use else ""
         say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
     kept = f"{counted(sum(store.shards for store in stores), 'shard')}, {human(sum(store.bytes for store in stores))}"
-    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}")
+    advice = "" if stores or cache_dir else ": to see another folder, pass --cache-dir"
+    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}{advice}")
 
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
@@ -116,17 +120,24 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
 @access
 @quiet_option
 def warm(
-    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool, **options: Any
-) -> None:
+    shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool,
+    node: int | None, room: int | None, **options: Any,
+) -> None:  # fmt: skip
     """Fetch the shards that training will need first into the cache.
 
     It fetches for the ranks of one node. Pass the options of the training data set and loader. Existing copies are not
     fetched again, so the same command continues after an interruption.
     """
+    import numpy as np
+
     from wdsdist._util.pools import Threads, completed
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
-    from wdsdist.shards.source import CacheOptions
+    from wdsdist.diagnostics.epoch_report import epoch_of
+    from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.samples.fields import Fields
+    from wdsdist.sampling.working_set import check_limit, copy_sizes
+    from wdsdist.shards.source import CacheOptions, picks_of
 
     manifest = opened(*shards)
     manifest = manifest.staged() if stage else manifest
@@ -135,17 +146,41 @@ def warm(
         return
     cache = ChunkCache(CacheOptions(cache_dir, cache_limit))
     source = CachedShards(manifest, cache)
-    first = _first(manifest, cache_limit=cache_limit, **options)
+    # The shards that the ranks of the node need first, as many as the room holds.
+    config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
+    nodes = -(-world.num_replicas // world.per_node)
+    node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
+    batcher.check(config.num_samples, world.num_replicas)
+    ranks = world.node_of(node * world.per_node)
+    first_rank = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
+    if cache_limit is not None:
+        needed_at_once = partial(config.bytes_at_once, identity=first_rank)
+        check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
+    room = config.bytes_at_once(settings, first_rank, len(ranks)) if room is None else room
+    room = room if cache_limit is None else min(room, cache_limit)
     sizes = manifest.needed_sizes.clip(0)
-    total, fetched = int(sizes[first].sum()), 0
+    in_cache = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
+    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
+    first: dict[int, None] = {}
+    for use in heapq.merge(*uses, key=attrgetter("first")):
+        if manifest.is_copied[use.shard] and use.shard not in first:
+            room -= int(in_cache[use.shard])
+            if room < 0 and first:
+                break
+            first[use.shard] = None
+
+    def fetch(shard: int) -> None:
+        picks, members = picks_of(manifest, shard), None
+        if picks is not None:  # a view has some of its samples
+            members = partial(Fields(None).members, samples=np.unique(picks).astype(np.int64))
+        cache.fetch_all(source.shard(shard), members)
+
+    total, fetched = int(sizes[[*first]].sum()), 0
     # What is needed sooner is not evicted for the rest.
     cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
         with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
-            futures = {
-                executor.submit(cache.fetch_all, source.shard(shard), _members(manifest, shard)): shard
-                for shard in first
-            }
+            futures = {executor.submit(fetch, shard): shard for shard in first}
             try:
                 for count, future in enumerate(completed(futures), 1):
                     future.result()
@@ -158,53 +193,6 @@ def warm(
     if not quiet:
         now = human(source.counters().bytes_fetched)
         say(f"warm: {counted(len(first), 'shard')}, {human(total)}; {now} were fetched now")
-
-
-def _members(manifest: Manifest, shard: int) -> Members | None:
-    """Return which members of a shard the samples of a view have; ``None`` for all."""
-    import numpy as np
-
-    from wdsdist.samples.fields import Fields
-    from wdsdist.shards.source import picks_of
-
-    picks = picks_of(manifest, shard)
-    return None if picks is None else partial(Fields(None).members, samples=np.unique(picks).astype(np.int64))
-
-
-def _first(
-    manifest: Manifest, *, node: int | None, room: int | None, cache_limit: int | None, **options: Any
-) -> list[int]:
-    """Return the shards that the ranks of a node need first and read through the cache, as many as the room holds.
-
-    ``options`` are `epoch_options`.
-    """
-    import numpy as np
-
-    from wdsdist.diagnostics.epoch_report import epoch_of
-    from wdsdist.distributed.identity import Identity, identity
-    from wdsdist.sampling.working_set import check_limit, copy_sizes
-
-    config, settings, world, batcher, plan = epoch_of(manifest, cache_limit=cache_limit, **options)
-    nodes = -(-world.num_replicas // world.per_node)
-    node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
-    batcher.check(config.num_samples, world.num_replicas)
-    ranks = world.node_of(node * world.per_node)
-    here = Identity(ranks[0], world.num_replicas, 0, world.per_node, node, "arguments")
-    if cache_limit is not None:
-        needed_at_once = partial(config.bytes_at_once, here=here)
-        check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
-    room = config.bytes_at_once(settings, here, len(ranks)) if room is None else room
-    room = room if cache_limit is None else min(room, cache_limit)
-    sizes = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
-    uses = [filter(None, plan.uses(rank=rank, waits=True)) for rank in ranks]
-    chosen: dict[int, None] = {}
-    for use in heapq.merge(*uses, key=attrgetter("first")):
-        if manifest.is_copied[use.shard] and use.shard not in chosen:
-            room -= int(sizes[use.shard])
-            if room < 0 and chosen:
-                break
-            chosen[use.shard] = None
-    return list(chosen)
 
 
 for _command in (warm, info, clean):

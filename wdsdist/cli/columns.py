@@ -15,22 +15,18 @@ from wdsdist.cli.progress import shards_meter
 @command(
     "wdsdist columns shards --field json.width --probe jpg.width",
     "wdsdist columns shards --join scores.parquet --on key=id",
-    join="join on only replace",
+    join="join on only overwrite",
     advanced="output workers",
 )
 @click.argument("shards", nargs=-1, required=True)
 @click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    metavar="NAME",
-    help="A value of a small member, such as json.width.  [repeatable]",
+    "--field", "fields", multiple=True, metavar="NAME", help="A value of a small member: json.width.  [repeatable]"
 )
 @click.option("--probe", multiple=True, metavar="NAME", help="A value of a header, such as jpg.width.  [repeatable]")
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
-@click.option("--replace", is_flag=True, help="Overwrite values that differ from TABLE.")
+@click.option("--overwrite", is_flag=True, help="Replace values that differ from TABLE.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
 @click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
 @access

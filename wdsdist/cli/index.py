@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,15 +12,12 @@ from wdsdist.cli.options import access, command, how_to_open, key_rule, number_o
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
-if TYPE_CHECKING:
-    from wdsdist.shards.manifest import Manifest
-
 
 @command(
     "wdsdist index /data/scraped",
     "wdsdist index 'https://example.org/train-{000..127}.tar' --output indexes",
     export="formats split",
-    advanced="output name splits key workers",
+    advanced="name splits key workers",
 )
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: next to the shards]")
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 @quiet_option
 def index(
     shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None,
-    splits: bool, quiet: bool, **options: Any,
+    name: str | None, splits: bool, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Index tars by other tools, without changing them.
 
@@ -51,53 +48,38 @@ def index(
     existing index is kept.
     """
     from wdsdist.diagnostics.exports import export
+    from wdsdist.errors import NotFoundError
+    from wdsdist.shards import build_index
+    from wdsdist.shards.manifest import index_json
+    from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+    from wdsdist.storage import shown
 
-    if splits and (len(shards) > 1 or formats or options["name"]):
+    if splits and (len(shards) > 1 or formats or name):
         raise click.UsageError("--splits goes with one folder, and without --name and --export")
-    manifest = _opened(shards) if formats else None
+    manifest = None
+    if formats and len(shards) == 1 and ".tar" not in shards[0] and not is_tar(shards[0]):
+        with contextlib.suppress(NotFoundError):
+            manifest = opened(*shards)
     if manifest is None:
         options |= {"output": output, "workers": workers, **how_to_open()}
         with shards_meter("indexing", quiet=quiet) as progress:
-            manifests = _indexed(shards, splits, progress=progress, **options)
+            if splits:
+                manifests = build_index.index_splits(shards[0], progress=progress, **options)
+            else:
+                tars = shards if len(shards) > 1 else shards[0]
+                manifests = [build_index.index(tars, name=name, progress=progress, **options)]
         manifest = manifests[0]
         for made in () if quiet else manifests:
-            _sum_up(made, made.name if splits else options["name"])
+            file = f"/{index_json.file_name(made.name if splits else name)}" if splits or name else ""
+            say(f"indexed: {contents(made)}, in {shown(made.base)}{file}")
+            if made.key_rule != FIRST_DOT:
+                remedy = "`wdsdist pack` makes tars for every tool"
+                say(f"keys: by {made.key_rule}, unlike other readers of WebDataset; {remedy}")
+            for what, count in made.extra.get("skipped", {}).items():
+                say(f"skipped: {count:,} x {what}")
+            if left_out := made.extra.get("left_out"):
+                say(f"left out: {left_out:,}, listed in {shown(index_json.report_of(made.origin))}")
     for name in formats:
         files = export(manifest, name, output=output, split=split, workers=workers)
         if not quiet:
             say(f"exported for {name}: {counted(len(files), 'file')}, such as {files[0]}")
-
-
-def _opened(shards: tuple[str, ...]) -> Manifest | None:
-    """Open the data set of a folder or an index.json; ``None`` if there is no data set."""
-    from wdsdist.errors import NotFoundError
-    from wdsdist.shards.tar.naming import is_tar
-
-    if len(shards) > 1 or ".tar" in shards[0] or is_tar(shards[0]):
-        return None
-    with contextlib.suppress(NotFoundError):
-        return opened(*shards)
-    return None
-
-
-def _indexed(shards: tuple[str, ...], splits: bool, *, name: str | None, **options: Any) -> list[Manifest]:
-    from wdsdist.shards.build_index import index, index_splits
-
-    if splits:
-        return index_splits(shards[0], **options)
-    return [index(shards[0] if len(shards) == 1 else shards, name=name, **options)]
-
-
-def _sum_up(manifest: Manifest, name: str | None) -> None:
-    """Print a summary of an indexed data set."""
-    from wdsdist.shards.manifest import index_json
-    from wdsdist.storage import shown as shown_location
-
-    file = f"/{index_json.file_name(name)}" if name else ""
-    say(f"indexed: {contents(manifest)}, in {shown_location(manifest.base)}{file}")
-    if (rule := manifest.key_rule) != "first-dot":
-        say(f"keys: by {rule}, unlike other readers of WebDataset; `wdsdist pack` makes tars that all read alike")
-    for what, count in manifest.extra.get("skipped", {}).items():
-        say(f"skipped: {count:,} x {what}")
-    if left_out := manifest.extra.get("left_out"):
-        say(f"left out: {left_out:,}, listed in {shown_location(index_json.report_of(manifest.origin))}")

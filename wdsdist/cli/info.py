@@ -70,7 +70,7 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, list[str]]:
         "view": [described(step) for step in facts["view"]],
         "problems": facts["problems"],
     }
-    return {name: shown for name, found in lines.items() if (shown := [line for line in found if line])}
+    return {name: shown for name, entries in lines.items() if (shown := [line for line in entries if line])}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -79,8 +79,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _first(names: list[str]) -> list[str]:
-    more = [f"and {len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
-    return names[:_NAMED] + more
+    return names if len(names) <= _NAMED else [*names[:_NAMED], f"and {len(names) - _NAMED:,} more"]
 
 
 def _range(spread: Mapping[str, int]) -> str:
@@ -104,7 +103,8 @@ def _looked_at(facts: Mapping[str, Any]) -> str:
 def _classes(facts: Mapping[str, Any]) -> str:
     names, counts = facts["classes"], facts["class_counts"]
     if counts is None:
-        return f"{len(names):,}: {_listed(names)}; add the column cls to count them" if names else "not recorded"
+        advice = "; add the column cls to count them" if "cls" in facts["fields"] else ""
+        return f"{len(names):,}: {_listed(names)}{advice}" if names else f"not recorded{advice}"
     string = f"{max(len(names or ()), len(counts)):,}"
     if len(counts) > _NAMED:
         string += f", of {min(counts.values()):,} to {counted(max(counts.values()), 'sample')}"

@@ -85,13 +85,10 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
         with written():
             sys.stdout.buffer.write(data)
         return
-    try:
-        string = data.decode()
-    except UnicodeDecodeError:
-        string = "\0"
-    if "\0" in string:
+    string = data.decode(errors="replace")
+    if "\0" in string or string.encode() != data:
         what = f"member {field!r} of sample {stored.key!r}"
-        raise SampleError(f"{what} is no text, but {len(data):,} bytes: send them to a file with >")
+        raise SampleError(f"{what} is not text, but {len(data):,} bytes: send them to a file with >")
     for line in string.removesuffix("\n").split("\n") if string else ():
         say(*line.removesuffix("\r").split("\t"))
 
@@ -101,14 +98,18 @@ def _number_of(manifest: Manifest, sample: str, *, by_number: bool) -> int:
 
     Raises `SampleError` if there is no such sample, or if several have the key.
     """
-    from wdsdist.diagnostics.view.search import with_key
-    from wdsdist.shards.shard_indexes import shard_indexes
+    import numpy as np
 
-    numbers = [
-        number
-        for shard, index in (() if by_number else shard_indexes(manifest))
-        for number in with_key(manifest, shard, index, sample)[:1]
-    ]
+    from wdsdist.shards.shard_indexes import shard_indexes
+    from wdsdist.shards.source import picks_of
+
+    numbers: list[int] = []
+    for shard, index in () if by_number else shard_indexes(manifest):
+        if sample.encode("utf-8", "surrogateescape") in index.key_bytes.tobytes():
+            stored = [number for number in range(index.num_samples) if index.key(number) == sample]
+            picks = picks_of(manifest, shard)
+            own = stored if picks is None else np.flatnonzero(np.isin(picks, stored)).tolist()
+            numbers += [int(manifest.ends[shard] - manifest.counts[shard]) + number for number in own[:1]]
     if len(numbers) > 1:
         listed = " or ".join(map(str, numbers))
         raise SampleError(f"{len(numbers)} samples have the key {sample!r}: give the number of one, {listed}")

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -79,27 +80,34 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except WdsdistError as error:
-            argument, message = getattr(error, "argument", ""), str(error)
+            argument, message = getattr(error, "argument", ""), self.typed(str(error))
             for param in self.params:
                 if isinstance(param, click.Option) and param.name == argument:
                     option = max(param.opts, key=len)
-                    is_subject = message.startswith(f"{argument} ")
-                    message = f"{option}{message.removeprefix(argument)}" if is_subject else f"{option}: {message}"
-            raise click.ClickException(self.typed(message)) from error
+                    if message.startswith(f"{argument} "):
+                        message = f"{option}{message.removeprefix(argument)}"
+                    elif f" {option}" not in message:
+                        message = f"{option}: {message}"
+            raise click.ClickException(message) from error
         finally:
             logger.removeHandler(echo)
 
     def typed(self, message: str) -> str:
         """Rewrite arguments in a message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
         for param in self.params:
-            if not isinstance(param, click.Option) or param.multiple:
+            if not isinstance(param, click.Option):
                 continue
             option, argument = max(param.opts, key=len), f" {param.name}="
-            values = {repr(choice): f"{option} {choice}" for choice in getattr(param.type, "choices", ())}
+            if param.multiple:  # columns={'image': 'jpg'}
+                message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
+                message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
+                continue
+            values = {f"{q}{name}{q}": f"{option} {name}" for name in getattr(param.type, "choices", ()) for q in "'\""}
             if param.is_flag:
                 values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
             elif param.type is click.STRING:
-                values = {",": f"{option},", "": f"{option} "}
+                message = re.sub(rf"{argument}(?![\w'\"{{])", f" {option}", message)
+                values = {"": f"{option} "}
             for value, words in values.items():
                 message = message.replace(f"{argument}{value}", f" {words}")
         return message
@@ -218,10 +226,6 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _keep_elsewhere(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    ctx.meta.setdefault(_ACCESS, {})["allow_elsewhere"] = value
-
-
 def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
     options: dict[str, Any] = {}
     for value in values:
@@ -244,23 +248,15 @@ def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tu
 
 COMMON = (
     click.Option(
-        ["--storage-option"],
-        metavar="KEY=VALUE",
-        multiple=True,
-        expose_value=False,
-        hidden=True,
-        callback=_keep_storage_options,
-        help="Option of the store's client: anon=true, profile=NAME.",
+        ["--storage-option"], metavar="KEY=VALUE", multiple=True, expose_value=False, hidden=True,
+        callback=_keep_storage_options, help="Option of the store's client: anon=true, profile=NAME.",
     ),
     click.Option(
-        ["--allow-elsewhere"],
-        is_flag=True,
-        expose_value=False,
-        hidden=True,
-        callback=_keep_elsewhere,
+        ["--allow-elsewhere"], is_flag=True, expose_value=False, hidden=True,
+        callback=lambda ctx, _, value: ctx.meta.setdefault(_ACCESS, {}).update(allow_elsewhere=value),
         help="Let an index.json name shards outside its folder.",
     ),
-)
+)  # fmt: skip
 """Options of every command that opens data sets, as `wdsdist.open` takes them; ``wdsdist --help`` lists them once."""
 
 

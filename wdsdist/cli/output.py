@@ -15,7 +15,6 @@ from wdsdist.errors import printable
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-
 OUTPUT = "standard output"
 
 

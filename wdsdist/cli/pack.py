@@ -6,7 +6,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,6 @@ from wdsdist.cli.progress import meter
 from wdsdist.packing.options import Images, Options
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from wdsdist.distributed.run_once import Scope
     from wdsdist.packing import PackProgress
     from wdsdist.packing.sources.source import Recognised
@@ -85,7 +82,6 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
     "--engine",
     type=click.Choice(["local", "dask", "ray"]),
     default="local",
-    show_default=True,
     help="Where the writers run: in local processes, or on the workers of a cluster.",
 )
 @click.option("--address", metavar="URL", help="Address of the cluster.  [default: from the engine's settings]")
@@ -93,23 +89,13 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
     "--scope",
     type=click.Choice(["node", "cluster"]),
     default="node",
-    show_default=True,
     help="Under torchrun or Slurm, pack once per node or once per cluster.",
 )
 @quiet_option
 def pack(
-    source: str,
-    dest: str,
-    *,
-    no_shuffle: bool,
-    splits: bool,
-    dry_run: bool,
-    engine: str,
-    address: str | None,
-    scope: Scope,
-    quiet: bool,
-    **given: Any,
-) -> None:
+    source: str, dest: str, *, no_shuffle: bool, splits: bool, dry_run: bool, engine: str, address: str | None,
+    scope: Scope, quiet: bool, **given: Any,
+) -> None:  # fmt: skip
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
     SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
@@ -119,6 +105,8 @@ def pack(
     my_module:make_dataset. After an interruption, the same command continues; if the data set is complete, it returns
     at once.
     """
+    if address is not None and engine == "local":
+        raise click.UsageError("--address goes with --engine dask or ray")
     given["storage_options"] = how_to_open()["storage_options"]
     shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source
     given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
@@ -126,9 +114,12 @@ def pack(
     if any(images[one.name] != one.default for one in fields(Images)):
         given["images"] = Images(**images)
     if dry_run:
-        from wdsdist.packing import recognise
+        from wdsdist.packing.run import recognise, splits_of
 
-        _say_recognised(recognise(shards, **given))
+        for split, own in (splits_of(shards, Options(**given)) if splits else {"": {}}).items():
+            if split:
+                say(f"split {split}:")
+            _say_recognised(recognise(shards, **given, **own))
         return
     from wdsdist.distributed.identity import identity
     from wdsdist.distributed.run_once import data_download
@@ -137,12 +128,23 @@ def pack(
     states: list[PackProgress] = []  # the first one and the last one
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_cluster(engine, address))
+        executor = None
+        if engine != "local":
+            from wdsdist.integrations.engines import connect
+
+            executor = stack.enter_context(connect(engine, address))
         shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: PackProgress) -> None:
             states[1:] = [state]
-            shown(state.bytes_done, state.bytes, _progress(state, states[0], time.monotonic() - began))
+            note = (
+                f"{_of(state.samples_done, state.samples, 'sample')}, {_of(state.shards_done, state.shards, 'shard')}"
+            )
+            if state.left_out:
+                note += f", {state.left_out:,} left out"
+            if written := state.samples_done - states[0].samples_done:
+                note += f", {written / (time.monotonic() - began):,.0f} samples/s"
+            shown(state.bytes_done, state.bytes, note)
 
         def announce(found: Recognised) -> None:
             states.clear()  # of an earlier split
@@ -172,16 +174,6 @@ def _say_recognised(found: Recognised, *, err: bool = False) -> None:
     command: Any = click.get_current_context().command
     for line in found.lines:
         say(command.typed(line), err=err)
-
-
-def _progress(state: PackProgress, first: PackProgress, seconds: float) -> str:
-    """Return the progress of packing since its ``first`` state as a string."""
-    note = f"{_of(state.samples_done, state.samples, 'sample')}, {_of(state.shards_done, state.shards, 'shard')}"
-    if state.left_out:
-        note += f", {state.left_out:,} left out"
-    if written := state.samples_done - first.samples_done:
-        note += f", {written / seconds:,.0f} samples/s"
-    return note
 
 
 def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> None:
@@ -216,13 +208,3 @@ def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> N
 
 def _of(done: int, total: int | None, noun: str) -> str:
     return counted(done, noun) if total is None else f"{done:,} of {counted(total, noun)}"
-
-
-def _cluster(engine: str, address: str | None) -> AbstractContextManager[Executor | None]:
-    if engine == "local":
-        if address is not None:
-            raise click.UsageError("--address goes with --engine dask or ray")
-        return contextlib.nullcontext()
-    from wdsdist.integrations.engines import connect
-
-    return connect(engine, address)

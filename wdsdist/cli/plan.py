@@ -52,7 +52,7 @@ def plan(
     """
     import numpy as np
 
-    from wdsdist.diagnostics.epoch_report import epoch_of, epoch_report, nodes_of
+    from wdsdist.diagnostics.epoch_report import epoch_of, epoch_report
 
     check_integer("workers", workers, 0)
     if bool(shards) == bool(num_shards and samples):
@@ -71,7 +71,7 @@ def plan(
         "shards": len(manifest.counts),
         "bytes": int(sizes.sum()),
         "ranks": world.num_replicas,
-        "nodes": len(nodes_of(world)),
+        "nodes": len(report.shards_per_node),
         "workers": workers,
         "batch_size": None if batches else options["batch_size"],
         "batches": None if batches is None else repr(batches),
@@ -83,12 +83,36 @@ def plan(
     if as_json:
         say_json(facts)
         return
-    for name, line in _lines(facts).items():
+    label: str = settings.name
+    if label == "shard":
+        label += f" in {counted(settings.num_canonical_replicas, 'lane')}, windows of {settings.window:,} samples"
+    batch = facts["batches"] or counted(options["batch_size"], "sample")
+    changes = f"{report.samples_dropped:,} dropped, {report.samples_repeated:,} repeated, of {manifest.num_samples:,}"
+    samples_in_all, shards_in_all = counted(facts["samples"], "sample"), counted(facts["shards"], "shard")
+    ranks = counted(world.num_replicas, "rank")
+    rank_cache, node_cache = human(report.cache_bytes_per_rank), human(report.cache_bytes_per_node)
+    lines = {
+        "data": f"{samples_in_all} in {shards_in_all}, {human(facts['bytes'])}",
+        "world": f"{ranks} on {counted(facts['nodes'], 'node')}, {counted(workers, 'worker')} a rank",
+        "order": f"{label}, seed {settings.seed}, epoch {facts['epoch']}",
+        "batches": f"{report.batches_per_rank:,} of {batch} on each rank",
+        "samples": f"{report.samples_per_rank:,.1f}".removesuffix(".0") + f" on each rank; {changes}",
+    }
+    if report.fill is not None:
+        lines["fill"] = f"{report.fill:.3f}, useful tokens over the tokens that fit"
+        lines["balance"] = f"{report.balance:.3f}, the slowest rank of a step over the mean of its ranks"
+    lines |= {
+        "shards opened": _spread(report.shards_per_node),
+        "bytes read": _spread(report.bytes_per_node, human),
+        "requests": f"{_spread(report.requests_per_node)}, to fetch each shard from a store once",
+        "cache needed": f"{rank_cache} a rank, {node_cache} a node, for the current and the next window",
+    }
+    for name, line in lines.items():
         say(f"{name + ':':<15}{line}")
     if not report.batches_per_rank:
         say(
-            f"warning: no rank gets a batch: an epoch has {counted(facts['samples'], 'sample')}, fewer than one batch "
-            f"on each of {counted(world.num_replicas, 'rank')}; lower --batch-size or --ranks"
+            f"warning: no rank gets a batch: an epoch has {samples_in_all}, fewer than one batch on each of {ranks}; "
+            f"lower --batch-size or --ranks"
         )
 
 
@@ -108,35 +132,6 @@ def _imagined(num_shards: int, samples: int) -> Manifest:
         names=np.full(count, b".tar"), counts=counts, sizes=unknown, digests=empty, tar_sizes=unknown,
         sources=(Source(""),), source=np.zeros(count, np.int32),
     )  # fmt: skip
-
-
-def _lines(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the lines of the report, by name."""
-    order = facts["order"]
-    if order == "shard":
-        order += f" in {counted(facts['num_canonical_replicas'], 'lane')}, windows of {facts['window']:,} samples"
-    batch = facts["batches"] or counted(facts["batch_size"], "sample")
-    mine = f"{facts['samples_per_rank']:,.1f}".removesuffix(".0")
-    changes = f"{facts['samples_dropped']:,} dropped, {facts['samples_repeated']:,} repeated, of {facts['samples']:,}"
-    nodes, ranks = counted(facts["nodes"], "node"), counted(facts["ranks"], "rank")
-    samples, shards = counted(facts["samples"], "sample"), counted(facts["shards"], "shard")
-    rank_cache, node_cache = human(facts["cache_bytes_per_rank"]), human(facts["cache_bytes_per_node"])
-    lines = {
-        "data": f"{samples} in {shards}, {human(facts['bytes'])}",
-        "world": f"{ranks} on {nodes}, {counted(facts['workers'], 'worker')} a rank",
-        "order": f"{order}, seed {facts['seed']}, epoch {facts['epoch']}",
-        "batches": f"{facts['batches_per_rank']:,} of {batch} on each rank",
-        "samples": f"{mine} on each rank; {changes}",
-    }
-    if facts["fill"] is not None:
-        lines["fill"] = f"{facts['fill']:.3f}, useful tokens over the tokens that fit"
-        lines["balance"] = f"{facts['balance']:.3f}, the slowest rank of a step over the mean of its ranks"
-    return lines | {
-        "shards opened": _spread(facts["shards_per_node"]),
-        "bytes read": _spread(facts["bytes_per_node"], human),
-        "requests": f"{_spread(facts['requests_per_node'])}, to fetch each shard from a store once",
-        "cache needed": f"{rank_cache} a rank, {node_cache} a node, for the current and the next window",
-    }
 
 
 def _spread(values: Sequence[int], show: Callable[[int], str] = "{:,}".format) -> str:

@@ -34,7 +34,13 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
     if quiet:
         yield lambda done, total, note: None
         return
-    is_drawn = sys.stderr.isatty() and _can_erase()
+    is_drawn = False
+    if sys.stderr.isatty():
+        import curses
+
+        with contextlib.suppress(curses.error):
+            curses.setupterm(fd=2)
+            is_drawn = bool(curses.tigetstr("el"))  # it can erase a line
     printed, line = time.monotonic(), ""
     first: tuple[float, int] | None = None
 
@@ -42,8 +48,11 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
         nonlocal printed, first, line
         now = time.monotonic()
         first = first or (now, done)  # what an earlier run did must not count as speed
-        percent = "" if total is None else f"{100 * done // max(total, 1)}%, "
-        line = f"{percent}{note}{_speed(now - first[0], done - first[1], (total or done) - done)}"
+        line = note if total is None else f"{100 * done // max(total, 1)}%, {note}"
+        seconds, fresh, left = now - first[0], done - first[1], (total or done) - done
+        if seconds > 0 and fresh > 0:
+            line += f", {human(fresh / seconds)}/s"
+            line += f", {duration(left * seconds / fresh)} left" if left > 0 else ""
         if is_drawn:
             filled = int(_BAR * done / total) if total else 0
             _draw(f"{what} {'━' * filled}{'╶' * (_BAR - filled)} {line}")
@@ -76,28 +85,9 @@ def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress
         yield show_shards
 
 
-def _can_erase() -> bool:
-    """Return whether the terminal of standard error can erase a line."""
-    import curses
-
-    try:
-        curses.setupterm(fd=2)
-    except curses.error:
-        return False
-    return bool(curses.tigetstr("el"))
-
-
 def _draw(line: str | None) -> None:
     """Write a line on the terminal over the last one; ``None`` keeps the last one, and begins another."""
     width = shutil.get_terminal_size().columns
     with contextlib.suppress(OSError):
         sys.stderr.write("\n" if line is None else f"\r\x1b[2K{printable(line)[: width - 1]}")
         sys.stderr.flush()
-
-
-def _speed(seconds: float, done: int, left: int) -> str:
-    """Return bytes per second, and the time that the rest takes at that speed."""
-    if seconds <= 0 or done <= 0:
-        return ""
-    rate = done / seconds
-    return f", {human(rate)}/s" + (f", {duration(left / rate)} left" if left > 0 else "")

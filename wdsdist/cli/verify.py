@@ -18,6 +18,7 @@ _DAMAGED = 1
     "wdsdist verify shards --deep --fields jpg,cls --quarantine bad.jsonl",
     samples="deep fields quarantine",
     repair="repair source",
+    advanced="workers",
 )
 @click.argument("shards", nargs=-1, required=True)
 @click.option("--deep", is_flag=True, help="Decode every member, images and media to their ends.")
@@ -48,15 +49,11 @@ def verify(
     with shards_meter("verifying", quiet=quiet) as progress:
         damage = diagnostics.verify(manifest, progress=progress, **options)
     for problem in damage:
-        say(f"{shown(problem.shard)}: {_line(problem.problem)}")
+        say(f"{shown(problem.shard)}: {' '.join(problem.problem.splitlines())}")
     repairs = diagnostics.repair(manifest, damage, source=source) if repair else []
     for result in repairs:
-        say(f"{'repaired' if result.done else 'not repaired'}: {shown(result.shard)}: {_line(result.what)}")
+        say(f"{'' if result.done else 'not '}repaired: {shown(result.shard)}: {' '.join(result.what.splitlines())}")
     if damage and not (repairs and all(result.done for result in repairs)):
         ctx.exit(_DAMAGED)
     if not quiet:
         say(f"verified: {contents(manifest)}, {'all damage repaired' if damage else 'no damage'}")
-
-
-def _line(string: str) -> str:
-    return " ".join(string.splitlines())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
 import click
 
-from wdsdist._util.validation import counted
+from wdsdist._util.validation import check_integer, counted
 from wdsdist.cli.options import access, command, number_option, opened
 from wdsdist.cli.output import say
 
@@ -42,39 +43,27 @@ def view(
     """
     from wdsdist import storage
     from wdsdist.diagnostics.view import server
+    from wdsdist.packing.sources.python import named_object
 
+    if transform is not None and not all(transform.partition(":")):
+        raise click.UsageError(f"{transform!r} is not a name in Python, such as my_module:transform")
+    decoding: Any = decode if decode not in (None, "true") else True
+    if decode and ":" in decode:
+        decoding = named_object(decode)
+    elif decoding is not True:
+        from wdsdist.samples.sample_spec import Decoder
+
+        Decoder(decoding)  # raises for an unknown form
     manifest = opened(*shards)
-    names = [storage.shown(name) for name in shards]
-    transforming = None if transform is None else _named(transform)
-    shown = server.View(manifest, names, decode=_decoding(decode), transform=transforming)
-    token = server.new_token() if with_token or host not in _LOOPBACK else ""
+    transforming = None if transform is None else named_object(transform)
+    shown = server.View(manifest, [*map(storage.shown, shards)], decode=decoding, transform=transforming)
+    token = secrets.token_urlsafe(18) if with_token or host not in _LOOPBACK else ""
 
     def ready(url: str) -> None:
         say(f"{url} shows {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
         say("ends with Ctrl-C", err=True)
 
     server.serve(shown, host=host, port=port, token=token, ready=ready)
-
-
-def _decoding(how: str | None) -> Any:
-    """Parse the option --decode into ``decode=`` of a data set. Raises `ArgumentError` for an unknown image form."""
-    from wdsdist.samples.sample_spec import Decoder
-
-    if how is None or how == "true":
-        return True
-    if ":" in how:
-        return _named(how)
-    Decoder(how)
-    return how
-
-
-def _named(name: str) -> Any:
-    from wdsdist.packing.sources.python import named_object
-
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise click.UsageError(f"{name!r} is not a name in Python, such as my_module:transform")
-    return named_object(name)
 
 
 @command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")
@@ -92,19 +81,26 @@ def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | No
     Columns of lines are separated by tabs. The HTML file holds the pictures and has no script, so it can be opened and
     sent anywhere.
     """
+    import numpy as np
+
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.describe import Style
     from wdsdist.diagnostics.view.figures import chosen_by
     from wdsdist.samples.member_reader import MemberReader
+    from wdsdist.sampling.permutation import permute
 
     manifest = opened(*shards)
     style, reader = Style.of(manifest), MemberReader(manifest)
-    chosen = range(manifest.num_samples) if where is None else chosen_by(manifest, where)
-    numbers = [int(chosen[number]) for number in contact_sheet.chosen(len(chosen), count, seed)]
+    chosen = None if where is None else chosen_by(manifest, where)
+    total = manifest.num_samples if chosen is None else len(chosen)
+    positions = np.arange(min(check_integer("count", count, 1, 10_000), total))
+    if seed is not None:
+        positions = np.sort(permute(positions, total, np.uint64(check_integer("seed", seed, 0, 2**64 - 1))))
+    numbers: list[int] = (positions if chosen is None else chosen[positions]).tolist()
     if html is None:
         for line in contact_sheet.lines(reader, numbers, style):
             say(*line)
         return
-    title = f"{manifest.shown}: {len(numbers):,} of {counted(len(chosen), 'sample')}"
+    title = f"{manifest.shown}: {len(numbers):,} of {counted(total, 'sample')}"
     contact_sheet.write(reader, numbers, html, title=title, style=style)
     say(f"{html}: {counted(len(numbers), 'sample')}")

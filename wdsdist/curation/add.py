@@ -40,7 +40,7 @@ def add_columns(
     join: Tables | None = None,
     on: str | Mapping[str, str] = "key",
     only: Collection[str] | None = None,
-    replace: bool = False,
+    overwrite: bool = False,
     output: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -64,8 +64,9 @@ def add_columns(
             return None
         if stored is None or kinds.get(name, stored.kind) == stored.kind:
             return stored
-        if stored.tables and not replace:
-            raise ArgumentError(f"the column {name!r} has values that were joined: pass replace=True to drop them")
+        if not overwrite and _values(data, stored).null_count < data.num_samples:
+            origin = "that were joined" if stored.tables else f"of a {stored.kind}"
+            raise ArgumentError(f"the column {name!r} has values {origin}: pass overwrite=True to drop them")
         return None
 
     candidates, joined, tables = list[str](), list[str](), list[Table]()
@@ -107,13 +108,12 @@ def add_columns(
         for name in joined:
             stored = kept(name)
             values = made[name] if name in made else _values(data, stored)
-            values, differing = arrays.filled_up(values, _taken(tables, name, rows), replace=replace)
-            if differing and not replace:
+            values, differing = arrays.filled_up(values, _taken(tables, name, rows), overwrite=overwrite)
+            if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                 raise ArgumentError(
-                    f"{has} another {name!r} already than {_label(tables)} says, so nothing was written: pass "
-                    f"replace=True to take the new values",
-                    argument="replace",
+                    f"{has} another {name!r} already than {_label(tables)}; nothing was written: pass overwrite=True",
+                    argument="overwrite",
                 )
             before = stored.tables if stored else []
             kind = kinds.get(name) or (stored.kind if stored else "table")

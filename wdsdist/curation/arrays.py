@@ -66,10 +66,10 @@ def concatenated(parts: Iterable[Any]) -> Any:
     return pa.chunked_array([chunk.cast(kind, safe=False) for chunk in chunks], kind)
 
 
-def filled_up(values: Any, others: Any, *, replace: bool = False) -> tuple[Any, int]:
+def filled_up(values: Any, others: Any, *, overwrite: bool = False) -> tuple[Any, int]:
     """Return values whose gaps are filled from others, and how many samples have different values in both.
 
-    With ``replace``, the others come first. ``values`` is a chunked array, and so is the result.
+    With ``overwrite``, the others come first. ``values`` is a chunked array, and so is the result.
     """
     both, compute = concatenated([values, others]), pyarrow().compute
     values, others = both[: len(values)], both[len(values) :]
@@ -78,7 +78,7 @@ def filled_up(values: Any, others: Any, *, replace: bool = False) -> tuple[Any, 
     differs = compute.not_equal(values, others)
     if str(both.type) == "double":
         differs = compute.and_not(differs, compute.and_(compute.is_nan(values), compute.is_nan(others)))
-    filled = compute.coalesce(others, values) if replace else compute.coalesce(values, others)
+    filled = compute.coalesce(others, values) if overwrite else compute.coalesce(values, others)
     return filled, compute.sum(differs).as_py() or 0
 
 

@@ -234,13 +234,13 @@ class ColumnLookup:
                 if part.num_samples
             }
         except ArgumentError as error:
-            extension, _, what = name.rpartition(".")
-            if what != "tokens" or name in names(manifest):
+            extension, known = name.removesuffix(".tokens"), names(manifest)
+            if name in known or extension == name or f"{extension}.bytes" not in known:
                 raise
-            raise ArgumentError(
-                f"{error}; `wdsdist columns {manifest.shown} --probe {name}` counts the items of .npy and .json "
-                f'members, and decode={{"{extension}": np.int32}} tells the bytes of an item of raw arrays'
-            ) from None
+            remedy = f'pass decode={{"{extension}": np.int32}} with the dtype of these arrays'
+            if extension.endswith(("npy", "json", "jsn")):
+                remedy = f"`wdsdist columns {manifest.shown} --probe {name}` counts the items"
+            raise ArgumentError(f"the data set has no column {name!r}: {remedy}") from error
 
     def __call__(self, shards: Int64s, samples: Int64s) -> npt.NDArray[Any]:
         """Return the value of each sample: int64, float64 or bool; of strings uint64, a hash of each.

@@ -179,17 +179,18 @@ def _advice(data: Manifest, own: str, label: str, samples: Sequence[str], rows: 
     best = max(alike, key=lambda name: alike[name], default="")
     advice = "name the columns of the data set and of the table with on="
     if best and any(alike[best]):
-        advice = f"the values of {best!r} look alike, so pass on={best!r} (--on {best})"
+        advice = f"the values of {best!r} look alike, so pass on={best!r}"
     return f"no sample's {own} is in {label}, which has {row!r}, and a sample {sample!r}: {advice}"
 
 
 def _pattern(value: str) -> str:
-    """Return the start of a value with letters and digits made alike, which similar values share.
+    """Return the start of a value with letters and digits made alike, which similar values share; a short value itself.
 
     >>> _pattern("https://a.b/c") == _pattern("http://x.y/z/0.jpg"), _pattern("000012") == _pattern("cat")
     (True, False)
     """
-    return re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
+    pattern = re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
+    return pattern if len(pattern) == 4 else value
 
 
 def examples(data: Manifest) -> dict[str, list[str]]:

@@ -200,10 +200,10 @@ class Table:
         """Return the place of a row, for messages."""
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         group = self._groups[number]
-        place = row - int(self.starts[number]) + group.first
+        number_in_file = row - int(self.starts[number]) + group.first
         for bad, _ in self.bad_rows:
-            place += bad <= place
-        return f"{group.file}, row {place:,}"
+            number_in_file += bad <= number_in_file
+        return f"{group.file}, row {number_in_file:,}"
 
     def _read(self, group: int, names: list[str]) -> Any:
         """Return some columns of a group, with the types of the schema."""

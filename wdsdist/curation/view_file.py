@@ -175,8 +175,7 @@ def save(manifest: Manifest, path: Path) -> Path:
         raise ArgumentError("this data set is not a view: choose samples with select, split or repeat before you save")
     if not manifest.origin:
         raise ArgumentError(
-            "no index.json lists the shards of this view, so that the file could not name it: run `wdsdist index` on "
-            "them, and choose samples of what it makes"
+            "no index.json lists the shards of this view: run `wdsdist index` on them, and choose from that data set"
         )
     path = path.absolute()
     if path.is_dir():

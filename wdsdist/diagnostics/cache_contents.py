@@ -74,7 +74,7 @@ def clean(
     Raises `ArgumentError` if no argument chooses copies, or a source has no copy; and what `usage` raises.
     """
     if not (sources or older_than > 0 or everything):
-        raise ArgumentError("pass sources=, older_than= or everything=True: which copies are to be removed?")
+        raise ArgumentError("which copies are to be removed? Name data sets, or pass older_than= or everything=True")
     cache, copies = _copies(folder)
     for source in sources:
         if not any(_is_of(copy, source) for copy in copies):

@@ -74,26 +74,19 @@ def export(
         raise ArgumentError(f"format is {format!r}: it can be {', '.join(map(repr, FORMATS))}", argument="format")
     manifest = open_shards(shards)
     if manifest.whole is not manifest:
-        raise ArgumentError(
-            f"the index of {format} lists whole shards, and cannot say which samples a view has: pack the view with "
-            f"`wdsdist pack VIEW DEST`, and export that"
-        )
+        raise ArgumentError(f"{format} lists whole shards, not the samples of a view: `wdsdist pack` the view first")
     for number, shard in enumerate(manifest.shards):
         if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
-            raise ArgumentError(
-                f"{format} cannot read {manifest.shown_name(number)}, which is compressed: decompress it to a plain "
-                f".tar"
-            )
+            name = manifest.shown_name(number)
+            raise ArgumentError(f"{format} cannot read {name}, which is compressed: decompress it to a plain .tar")
     if manifest.key_rule != FIRST_DOT and format != "dali":
-        raise ArgumentError(
-            f"{format} cuts names at the first dot, not by {manifest.key_rule!r} as this data set does: `wdsdist pack` "
-            f"it, which makes tars that all read alike"
-        )
+        rule = manifest.key_rule
+        raise ArgumentError(f"{format} cuts names at the first dot, not by {rule!r}: `wdsdist pack` the data set first")
     extra = manifest.extra
     if format != "dali" and (extra.get("scattered") or extra.get("on_error") == "skip"):
         raise ArgumentError(
-            f"{format} reads whole tars from start to end, and tars of {storage.shown(manifest.base)} hold scattered "
-            f"or damaged samples: pack them again with `wdsdist pack`, and export the result"
+            f"{format} reads whole tars from start to end, but some of {storage.shown(manifest.base)} hold scattered "
+            f"or damaged samples: `wdsdist pack` them first"
         )
     target = storage.normalise(output) if output is not None else manifest.base
     if storage.is_remote(target):
@@ -108,9 +101,8 @@ def export(
             with atomic_write(path) as stream:
                 stream.write(content)
         except OSError as error:
-            raise DestinationError(
-                f"{path} cannot be written ({error.strerror}): name another output folder"
-            ) from error
+            remedy = "name another output folder"
+            raise DestinationError(f"{path} cannot be written ({error.strerror}): {remedy}") from error
     return list(files)
 
 

@@ -16,9 +16,9 @@ from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 from wdsdist.shards.source import picks_of
+from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
-    from wdsdist.shards.index import ShardIndex
     from wdsdist.shards.manifest import Manifest
 
 _SHARDS, _FAR_SHARDS = 256, 64
@@ -46,7 +46,11 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
     first, *others = (column_file.names(part) for part in manifest.data_sets)
     names = [name for name in first if all(name in other for other in others)]
     names += PARTS if manifest.has_parts else ()
-    chosen = np.flatnonzero(manifest.counts) if everything else _chosen(manifest)
+    chosen = np.flatnonzero(manifest.counts)
+    if len(chosen) and not everything:
+        most = _FAR_SHARDS if storage.is_remote(manifest.location(int(chosen[0]))) else _SHARDS
+        in_samples = _SAMPLES * len(chosen) // int(manifest.whole.counts[chosen].sum())
+        chosen = chosen[evenly(len(chosen), min(most, max(1, in_samples)))]
     looked_at = {"shards": len(chosen), "samples": int(manifest.counts[chosen].sum())}
     sample_sizes, field_sizes = list[Int64s](), dict[str, list[Int64s]]()
     try:
@@ -54,7 +58,9 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
             picks = picks_of(manifest, number)
             index = index if picks is None else index.of_samples(picks)
             sample_sizes.append(columns.sample_bytes(index))
-            for name, values in _sizes(index):
+            lowered = np.array([extension.lower() for extension in index.extensions])
+            for name in set(lowered.tolist()):
+                values = index.sizes[(lowered == name)[index.extension_ids]]
                 field_sizes.setdefault(name, []).append(values)
     except WdsdistError as error:
         if "fields" not in extra or "payload_bytes" not in extra:
@@ -62,9 +68,17 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
         problems.append(f"members were not looked at: {error}")
         looked_at, sample_sizes, field_sizes = {"shards": 0, "samples": 0}, [], {}
     sizes = np.concatenate([*sample_sizes, np.zeros(0, np.int64)])
-    fields = {name: np.concatenate(field_sizes[name]) for name in sorted(field_sizes)}
+    fields = {name: np.concatenate(values) for name, values in sorted(field_sizes.items())}
+    fields = {name: values for name, values in fields.items() if len(values)}
     payload = extra.get("payload_bytes", int(sizes.sum()) if len(sizes) == manifest.num_samples else None)
     mean = payload / max(manifest.num_samples, 1) if payload is not None else sizes.sum() / max(len(sizes), 1)
+    keys, rule = "", extra.get("source_key_rule")  # where keys end in names, unless that is the first dot
+    if manifest.key_rule != FIRST_DOT or rule:
+        keys = (
+            f"by {rule} in the source, with dots as %2E"
+            if manifest.key_rule == FIRST_DOT
+            else f"by {manifest.key_rule}"
+        )
     return {
         "location": storage.shown(manifest.base),
         "samples": manifest.num_samples,
@@ -81,7 +95,7 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
         "with_checksums": extra.get("with_checksums", 0),
         "classes": extra.get("classes"),
         "class_counts": _class_counts(manifest, problems),
-        **({"keys": keys} if (keys := _keys(manifest)) else {}),
+        **({"keys": keys} if keys else {}),
         "source": extra.get("source"),
         "shuffle_seed": extra.get("shuffle_seed"),
         "generations": [
@@ -95,15 +109,6 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
     }
 
 
-def _chosen(manifest: Manifest) -> Int64s:
-    """Return the numbers of the shards that are looked at: all, or some that are spread evenly."""
-    filled = np.flatnonzero(manifest.counts)
-    is_far = len(filled) and storage.is_remote(manifest.location(int(filled[0])))
-    stored = int(manifest.whole.counts[filled].sum())
-    in_samples = _SAMPLES * max(1, len(filled)) // max(1, stored)
-    return filled[evenly(len(filled), min(_FAR_SHARDS if is_far else _SHARDS, max(1, in_samples)))]
-
-
 def _spread(sizes: npt.NDArray[Any]) -> dict[str, float]:
     """Return the least, median and most of some sizes; nothing if there are no sizes."""
     if not len(sizes):
@@ -111,16 +116,6 @@ def _spread(sizes: npt.NDArray[Any]) -> dict[str, float]:
     median = float(np.median(sizes))
     middle = int(median) if median.is_integer() else median
     return {"min": sizes.min().item(), "median": middle, "max": sizes.max().item()}
-
-
-def _sizes(index: ShardIndex) -> list[tuple[str, Int64s]]:
-    """Return the sizes of a shard's members by their extension in lower case."""
-    names, ids = np.unique([extension.lower() for extension in index.extensions] or [""], return_inverse=True)
-    ids = ids[index.extension_ids]
-    order = np.argsort(ids, kind="stable")
-    ends = np.searchsorted(ids[order], np.arange(1, len(names)))
-    parts = zip(names.tolist(), np.split(index.sizes[order], ends), strict=True)
-    return [(name, sizes) for name, sizes in parts if len(sizes)]
 
 
 def _class_counts(manifest: Manifest, problems: list[str]) -> dict[str, int] | None:
@@ -166,11 +161,3 @@ def _figures(manifest: Manifest, name: str, problems: list[str]) -> dict[str, An
         return about | {"min": figure["least"], "median": figure["median"], "max": figure["most"]}
     most_frequent = [[value, count] for value, count, _ in figure["bars"]]
     return about | {"most_frequent": most_frequent, "different": figure["different"]}
-
-
-def _keys(manifest: Manifest) -> str | None:
-    """Return where keys end in names, unless that is the first dot."""
-    if manifest.key_rule != "first-dot":
-        return f"by {manifest.key_rule}"
-    rule = manifest.extra.get("source_key_rule")
-    return f"by {rule} in the source, with dots as %2E" if rule else None

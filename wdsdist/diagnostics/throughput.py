@@ -1,10 +1,9 @@
-"""Measure the throughput of a loader on this machine, and suggest a number of workers."""
+"""Measure the throughput of a loader on this machine."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,6 @@ from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.samples.collate import Ragged
 
 _PAGE = 4096
-_ENOUGH = 0.95
-"""Part of the best throughput beyond which the gain of more workers is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +42,11 @@ def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, se
 
     Raises:
         ArgumentError: the data set has fewer samples than one batch.
-
-    >>> import tempfile, wdsdist
-    >>> from pathlib import Path
-    >>> root = Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> for i in range(64):
-    ...     _ = (root / "files" / f"{i}.cls").write_text("7")
-    >>> dataset = wdsdist.StreamingDataset(wdsdist.pack(root / "files", root / "shards"))
-    >>> rate = measure(dataset, 8, workers=0, seconds=0.05)
-    >>> rate.workers, round(rate.samples_per_second / rate.bytes_per_second)
-    (0, 1)
     """
     needed = check_integer("batch_size", batch_size, 1) * dataset.identity().world_size
     if dataset.num_samples < needed:
-        raise ArgumentError(
-            f"the data set has {dataset.num_samples:,} samples, fewer than a batch of {needed:,}: lower batch_size",
-            argument="batch_size",
-        )
+        few = f"the data set has {dataset.num_samples:,} samples, fewer than a batch of {needed:,}: lower batch_size"
+        raise ArgumentError(few, argument="batch_size")
     if not 0 < seconds <= 3600:
         raise ArgumentError(f"seconds is {seconds}: it must be between 0 and 3,600", argument="seconds")
     loader = StreamingDataLoader(dataset, batch_size, num_workers=workers)
@@ -82,18 +66,6 @@ def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, se
         bytes_per_second=sum(sizes) / spent,
         first_batch=first_batch,
     )
-
-
-def suggested(rates: Sequence[Rate]) -> int:
-    """Return the fewest workers whose throughput is as good as the best.
-
-    >>> def rate(workers, samples):
-    ...     return Rate(workers=workers, samples_per_second=samples, bytes_per_second=1, first_batch=0)
-    >>> suggested([rate(0, 100), rate(2, 190), rate(4, 198)])
-    2
-    """
-    best = max(rate.samples_per_second for rate in rates)
-    return min(rate.workers for rate in rates if rate.samples_per_second >= _ENOUGH * best)
 
 
 def _touch(batch: Any) -> int:

@@ -142,23 +142,21 @@ def verify(
         raise ArgumentError(
             f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep= or fields= too"
         )
-    listed = "" if quarantine is None else checked_path(quarantine)
     manifest = open_shards(shards, storage_options=storage_options)
     if manifest.picks is not None:
         manifest.picks.check()
     named = None if fields is None else tuple(fields)
     named = with_raw_images(named) if named and manifest.has_raw_images else named
-    is_viewed, whole = manifest.counts > 0, manifest.whole
-    # A view may have no sample of a shard.
-    numbers = np.flatnonzero(is_viewed | (manifest is whole)).tolist()
-    check = Carried(_Check(whole, deep=deep, fields=named, quarantine=listed))
+    whole = manifest.whole
+    numbers = np.flatnonzero((manifest.counts > 0) | (manifest is whole)).tolist()  # a view may have none of a shard
+    check = Carried(_Check(whole, deep, named, "" if quarantine is None else checked_path(quarantine)))
     sizes, damage = whole.sizes.clip(0), dict[int, list[Damage]]()
 
     def report() -> None:
         if progress:
             done, damaged = list(damage), sum(map(bool, damage.values()))
-            in_bytes, samples = (int(sizes[done].sum()), int(sizes[numbers].sum())), int(whole.counts[done].sum())
-            progress(ShardsProgress(len(done), len(numbers), *in_bytes, samples, damaged))
+            size, samples = int(sizes[done].sum()), int(whole.counts[done].sum())
+            progress(ShardsProgress(len(done), len(numbers), size, int(sizes[numbers].sum()), samples, damaged))
 
     report()
     with pool(workers, len(numbers)) as executor:
@@ -172,8 +170,7 @@ def verify(
 def _check(carried: Carried[_Check], number: int) -> list[Damage]:
     """Return all damage of one shard, which is fetched first if it is remote."""
     check = carried.value
-    location, data = check.manifest.location(number), check.manifest.part(number)[0]
-    problems: list[tuple[Part, str]]
+    location, options = check.manifest.location(number), check.manifest.part(number)[0].client_options
     if not storage.is_remote(location):
         path = storage.local_path(location)
         problems = _problems(path, _index_path(path, check.manifest, number), check, number)
@@ -181,10 +178,11 @@ def _check(carried: Carried[_Check], number: int) -> list[Damage]:
         with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
             path, is_readable = Path(folder) / storage.split(location)[1], True
             try:
-                engine.fetch(location, path, data.client_options)
+                engine.fetch(location, path, options)
                 try:
-                    content = storage.read(storage.beside(location, shard_index.SUFFIX), data.client_options)
-                    shard_index.beside(path).write_bytes(content)
+                    shard_index.beside(path).write_bytes(
+                        storage.read(storage.beside(location, shard_index.SUFFIX), options)
+                    )
                 except FileNotFoundError:
                     pass
                 except StorageError as error:
@@ -193,69 +191,75 @@ def _check(carried: Carried[_Check], number: int) -> list[Damage]:
                     if is_readable:
                         raise
                 problems = _problems(path, _index_path(path, check.manifest, number), check, number)
-                problems = [problem for problem in problems if is_readable or problem[0] != "index"]
-            except NotFoundError:
-                problems = [("tar", "is not there: upload it again")]
-            except StorageError as error:
-                problems = [("tar", f"cannot be fetched: {error}")]
-    name = check.manifest.shown_name(number)
-    return [Damage(name, problem, part, number) for part, problem in problems]
+                problems = [problem for problem in problems if is_readable or problem.part != "index"]
+            except (NotFoundError, StorageError) as error:
+                is_missing = isinstance(error, NotFoundError)
+                problem = "is not there: upload it again" if is_missing else f"cannot be fetched: {error}"
+                problems = [Damage(check.manifest.shown_name(number), problem, number=number)]
+    return problems
 
 
 def _index_path(path: Path, manifest: Manifest, number: int) -> Path:
     """Return the path of a local tar's index: below the index.json that lists it, or else beside the tar."""
-    base = manifest.part(number)[0].base
-    own = storage.join(base, shard_index.index_name(manifest.location(number), base))
-    return Path(own) if not storage.is_remote(own) and Path(own).exists() else shard_index.beside(path)
+    places = shard_index.places(manifest.location(number), manifest.part(number)[0].base)
+    listed = (Path(place) for place in places if not storage.is_remote(place))
+    return next(filter(Path.exists, listed), shard_index.beside(path))
 
 
-def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[tuple[Part, str]]:
-    """Return the problems of a local shard, its index and its members."""
-    listed, data = check.manifest.shard(number), check.manifest.part(number)[0]
-    known, index_problem = _loaded(sidecar)
-    problems: list[tuple[Part, str]] = []
-    scanned, digest = None, ""
+def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[Damage]:
+    """Return the damage of a local shard, its index and its members."""
+    listed, data, name = check.manifest.shard(number), check.manifest.part(number)[0], check.manifest.shown_name(number)
+    known, scanned, problems = None, None, list[Damage]()
+
+    def add(problem: str, part: Part = "tar") -> None:
+        problems.append(Damage(name, problem, part, number))
+
+    try:
+        known, index_problem = shard_index.load(sidecar), ""
+    except FileNotFoundError:
+        index_problem = f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
+    except (IndexFormatError, OSError) as error:
+        index_problem = f"has an index that cannot be read: {getattr(error, 'strerror', None) or error}"
     try:
         size = regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
-            gap = f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,})"
-            problems.append(("tar", f"{gap}: {_AGAIN}"))
+            add(f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,}): {_AGAIN}")
         try:
             skip = known is not None and bool(known.left_out)
             scanned = scan.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=data.key_rule)
             digest = scanned.file.sha256
             if scanned.num_samples != listed.num_samples:
-                counts = f"{scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json"
-                problems.append(("tar", f"holds {counts}"))
+                add(f"holds {scanned.num_samples:,} samples, not the {listed.num_samples:,} of index.json")
         except ShardDamagedError as error:
-            message = str(error).removeprefix("shard ").removeprefix(f"{path}").removeprefix(":").strip()
-            problems.append(("tar", message))
+            add(str(error).removeprefix("shard ").removeprefix(f"{path}").removeprefix(":").strip())
             digest = sha256(path)
         if listed.sha256 and digest != listed.sha256:
             digests = f"({digest[:12]}..., not {listed.sha256[:12]}...)"
-            problems.append(("tar", f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}"))
+            add(f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}")
         if scanned is not None and (check.deep or check.fields is not None):
             with scan.decompressed(path, tar_size=scanned.size) as tar:
                 failing, entries = _check_members(tar, scanned, check)
-            problems += [("member", problem) for problem in failing]
+            for problem in failing:
+                add(problem, "member")
             if check.quarantine:
-                name = check.manifest.shown_name(number)
                 Quarantine(check.quarantine).add(
                     BadEntry(key, field=field, reason=reason, shard=name, fingerprint=data.fingerprint)
                     for key, (field, reason) in entries.items()
                 )
     except FileNotFoundError:
-        problems.append(("tar", "is not there: fetch it, or pack again, which writes what is missing"))
+        add("is not there: fetch it, or pack again, which writes what is missing")
     except ShardDamagedError as error:
-        problems.append(("tar", str(error).removeprefix(f"shard {path} ")))
+        add(str(error).removeprefix(f"shard {path} "))
     except OSError as error:
         if isinstance(error, DestinationError) or error.errno in _NOT_OF_THE_SHARD:
             raise
-        problems.append(("tar", f"cannot be read: {error.strerror or error}"))
+        add(f"cannot be read: {error.strerror or error}")
     if known is not None:
         index_problem = _disagreement(known, listed, scanned, sidecar.name)
-    return [*problems, ("index", index_problem)] if index_problem else problems
+    if index_problem:
+        add(index_problem, "index")
+    return problems
 
 
 def _check_members(path: Path, index: ShardIndex, check: _Check) -> tuple[list[str], dict[str, tuple[str, str]]]:
@@ -293,18 +297,6 @@ def _check_members(path: Path, index: ShardIndex, check: _Check) -> tuple[list[s
     return problems[:_NAMED] + more, bad
 
 
-def _loaded(sidecar: Path) -> tuple[ShardIndex | None, str]:
-    """Return the index of a shard, or why it cannot be read."""
-    try:
-        return shard_index.load(sidecar), ""
-    except FileNotFoundError:
-        return None, f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
-    except IndexFormatError as error:
-        return None, str(error)
-    except OSError as error:
-        return None, f"has an index that cannot be read ({error.strerror or error})"
-
-
 def _disagreement(known: ShardIndex, listed: Shard, scanned: ShardIndex | None, name: str) -> str:
     """Return how an index differs from the tar, or else from index.json; an empty string if it agrees."""
     if scanned is None:
@@ -323,9 +315,13 @@ def _disagreement(known: ShardIndex, listed: Shard, scanned: ShardIndex | None, 
         "members": members,
         "checksums of members": not members and known.checksums is not None and differ("checksums"),
     }
+    if not any(differences.values()):
+        return ""
     parts = ", ".join(part for part, is_different in differences.items() if is_different)
-    remedy = "delete the one that is wrong, then pack or run `wdsdist index` again"
-    return f"has an index, {name}, that disagrees with the tar in {parts}: {remedy}" if parts else ""
+    return (
+        f"has an index, {name}, that disagrees with the tar in {parts}: delete the one that is wrong, then pack or run "
+        f"`wdsdist index` again"
+    )
 
 
 def repair(
@@ -397,12 +393,14 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
             f"repair it there"
         )
     sidecar = _index_path(path, manifest, number)
-    known, _ = _loaded(sidecar)
+    skip = False
+    with contextlib.suppress(OSError, IndexFormatError):
+        skip = bool(shard_index.load(sidecar).left_out)
     done = "indexed again"
     if "tar" in parts:
         if source is None:
             raise WdsdistError(
-                "there is nothing to fetch it from: name a place of whole copies by `--source`, or pack again"
+                "there is nothing to fetch it from: name a folder or URL of intact copies by `--source`, or pack again"
             )
         whole = storage.join(storage.normalise(source), path.name)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
@@ -410,10 +408,11 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
             engine.fetch(whole, copy, data.client_options)
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(sidecar, shard_index.beside(copy))
-            problems = _problems(copy, shard_index.beside(copy), _Check(manifest), number)
-            wrong = [problem for part, problem in problems if part == "tar"]
-            if wrong:
-                raise ShardDamagedError(f"{storage.shown(whole)} is not the shard that was packed: it {wrong[0]}")
+            for problem in _problems(copy, shard_index.beside(copy), _Check(manifest), number):
+                if problem.part == "tar":
+                    raise ShardDamagedError(
+                        f"{storage.shown(whole)} is not the shard that was packed: it {problem.problem}"
+                    )
             with copy.open("rb") as stream:
                 os.fsync(stream.fileno())
             # The old index goes first, so that no process can pair it with the new tar.
@@ -423,6 +422,6 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
         done = f"replaced by {storage.shown(whole)}"
     elif "index" not in parts:
         return "nothing done"
-    index = scan.scan_shard(path, skip=bool(known and known.left_out), key_rule=data.key_rule)
+    index = scan.scan_shard(path, skip=skip, key_rule=data.key_rule)
     storage.put(str(sidecar), shard_index.dumps(index))
     return done

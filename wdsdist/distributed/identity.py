@@ -1,4 +1,4 @@
-"""Rank, world size, local rank and node rank of this process, the replica whose samples it reads, and the run."""
+"""Rank, world size and node of this process, the replica whose samples it reads, and the run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class Identity:
     """Number of this process among all, from 0."""
     world_size: int
     """Number of processes."""
-    local_rank: int
-    """Number of this process among those on its node, from 0."""
     local_world_size: int
     """Number of processes on this node."""
     node_rank: int
@@ -45,7 +43,7 @@ class Identity:
         return self.local_world_size if is_known else 1
 
 
-_ALONE = Identity(0, 1, 0, 1, 0, "single process")
+_ALONE = Identity(0, 1, 1, 0, "single process")
 
 
 def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Identity:
@@ -55,8 +53,8 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     (torchrun, Slurm's ``srun``, Open MPI); without any of them there is a single process. As with
     ``DistributedSampler``, one argument without the other is completed from the rest.
 
-    ``local_rank``, ``local_world_size`` and ``node_rank`` describe the process itself, whatever ``rank`` and
-    ``num_replicas`` are, and come from the launcher; without a launcher, all processes count as on this node.
+    ``local_world_size`` and ``node_rank`` describe the process itself, whatever ``rank`` and ``num_replicas`` are, and
+    come from the launcher; without a launcher, all processes count as on this node.
 
     Args:
         rank: number of this process, ``0 <= rank < num_replicas``.
@@ -114,30 +112,27 @@ def _detect() -> Identity:
     # Rank and world size come from the process group, so a broken variable is no error.
     with contextlib.suppress(ArgumentError):
         launched = _launched()
-        # Processes spawned inside one launched task all inherit its LOCAL_RANK, which says nothing about them.
+        # Processes spawned inside one launched task all inherit its variables, which say nothing about them.
         if (launched.rank, launched.world_size) == (rank, world):
             return replace(launched, source="torch.distributed")
-    return Identity(rank, world, rank, world, 0, "torch.distributed")
+    return Identity(rank, world, world, 0, "torch.distributed")
 
 
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
-_LAUNCHERS: tuple[tuple[Source, str, str, str, str, str], ...] = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+_LAUNCHERS: tuple[tuple[Source, str, str, str, str], ...] = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     # A batch script without srun has SLURM_PROCID=0 and SLURM_NTASKS=8 for one lone process. Only srun sets
     # SLURM_STEP_NUM_TASKS, so nothing else is believed.
-    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _SLURM_TASKS, "SLURM_NODEID"),
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM_TASKS, "SLURM_NODEID"),
     # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it: the node is worked out.
-    (
-        "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-    ),
-)  # fmt: skip
-"""The environment variables of each launcher: rank, world size, local rank, local world size and node rank."""
+    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+)
+"""The environment variables of each launcher: rank, world size, local world size and node rank."""
 
 
 def _launched() -> Identity:
     """Return the identity from the first launcher that has set rank and world size, checked and completed."""
-    for source, of_rank, of_world, of_local, of_size, of_node in _LAUNCHERS:
+    for source, of_rank, of_world, of_size, of_node in _LAUNCHERS:
         rank, world = _variable(of_rank), _variable(of_world)
         if rank is None or world is None:
             continue
@@ -145,15 +140,8 @@ def _launched() -> Identity:
             raise ArgumentError(f"{of_rank} is {rank} but {of_world} is {world}: ranks begin at 0")
         node = _variable(of_node) if of_node else None
         size = _slurm_tasks(node or 0) if source == "slurm" else _variable(of_size)
-        name, size = (of_world, world) if size is None else (of_size, size)
-        local = _variable(of_local)
-        if (local or 0) >= size:
-            raise ArgumentError(
-                f"{of_local} is {local} but {name} says that there are {size} processes on this node: local ranks "
-                f"begin at 0"
-            )
-        local = rank % size if local is None else local
-        return Identity(rank, world, local, size, rank // size if node is None else node, source)
+        size = size or world
+        return Identity(rank, world, size, rank // size if node is None else node, source)
     rank, world = _variable("RANK"), _variable("WORLD_SIZE")
     # One variable without the other would quietly make every process rank 0 of 1: each would read everything.
     lone = f"RANK is {rank} but WORLD_SIZE" if rank else f"WORLD_SIZE is {world} but RANK" if (world or 0) > 1 else ""
@@ -194,7 +182,7 @@ def _variable(name: str) -> int | None:
 
 
 def share_of_cores(cores: int, ranks: int) -> int:
-    """Return how many of the CPU cores that this process may use are its own, beside the other ``ranks`` of its node.
+    """Return how many of the CPU cores that this process may use are its own, next to the other ``ranks`` of its node.
 
     If srun binds each task to cores of its own, a task has all the cores that it may use.
     """
@@ -231,15 +219,9 @@ class Replica:
 # event before this process began was not in its run.
 
 _LAUNCHER_VARIABLES = (
-    "TORCHELASTIC_RUN_ID",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-)
+    "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+)  # fmt: skip
 
 _COUNTED_BY_NODE = "TORCHELASTIC_RESTART_COUNT"
 """Counts only the restarts that this node caused, so that the nodes of a run may disagree on it."""

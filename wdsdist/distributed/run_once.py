@@ -227,7 +227,7 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
                 return (pickle.loads(outcome.payload),)
         if raises and outcome.state == "raised" and is_of_run and outcome.time > _failures.get(path, 0.0):
             _failures[path] = outcome.time
-            raise outcome.error()
+            raise outcome.error(name)
         return None
 
     def runner() -> str:
@@ -263,12 +263,16 @@ def _once(name: str, perform: Callable[[], T], path: Path, scope: Scope, timeout
             pass
         if (known := result(raises=True)) is not None:  # another process has finished while this one waited
             return known[0]
-        _write(path, _Outcome(name, run))  # after a crash from here on, the call does not count as complete
+        _write(path, _Outcome(run))  # after a crash from here on, the call does not count as complete
         try:
             value = perform()
-            outcome = _Outcome.returned(name, run, value)
+            outcome = _Outcome(run, "returned", *_pickled(value, name))
         except Exception as error:
-            outcome = _Outcome.raised(name, run, error)
+            message = "".join([_described(error), "\n\n", *traceback.format_exception(error)])
+            payload = b""
+            with contextlib.suppress(Exception):  # a pickle may raise anything, and the message will do
+                payload = pickle.dumps(error)
+            outcome = _Outcome(run, "raised", payload, message=message)
             _failures[path] = outcome.time
             with contextlib.suppress(DestinationError):  # the failure matters more than that others cannot read it
                 _write(path, outcome)
@@ -285,8 +289,6 @@ class _Outcome:
     file of another owner is not read.
     """
 
-    function: str
-    """Name of the function, for messages."""
     run: str
     """Id of the run that made the call."""
     state: Literal["running", "returned", "raised"] = "running"
@@ -300,37 +302,9 @@ class _Outcome:
     """When the call reached this state, in seconds since 1970."""
     process: str = field(default_factory=lambda: f"process {os.getpid()} on {socket.gethostname()}")
 
-    @staticmethod
-    def returned(function: str, run: str, value: object) -> _Outcome:
-        """Return the outcome of a call that returned a value.
-
-        Raises:
-            DistributedError: the value cannot be pickled, so the other processes could not receive it.
-        """
-        content = io.BytesIO()
-        pickler = _NotingPaths(content)
-        try:
-            pickler.dump(value)
-            pickle.loads(content.getvalue())
-        except Exception as error:
-            raise DistributedError(
-                f"{function}() returned a {type(value).__qualname__} that cannot be handed to other processes "
-                f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
-            ) from error
-        return _Outcome(function, run, "returned", content.getvalue(), tuple(pickler.paths))
-
-    @staticmethod
-    def raised(function: str, run: str, error: Exception) -> _Outcome:
-        """Return the outcome of a call that raised an exception, which need not pickle."""
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        payload = b""
-        with contextlib.suppress(Exception):  # a pickle may raise anything, and the message will do
-            payload = pickle.dumps(error)
-        return _Outcome(function, run, "raised", payload, message=f"{_described(error)}\n\n{trace}")
-
-    def error(self) -> Exception:
+    def error(self, function: str) -> Exception:
         """Unpickle the exception, with the process that raised it as its cause."""
-        origin = DistributedError(f"{self.function}() failed in {self.process}: {self.message}")
+        origin = DistributedError(f"{function}() failed in {self.process}: {self.message}")
         with contextlib.suppress(Exception):  # exceptions with arguments of their own often cannot be rebuilt
             error: Exception = pickle.loads(self.payload)
             error.__cause__ = origin
@@ -351,6 +325,25 @@ class _NotingPaths(pickle.Pickler):
             with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
                 if Path(value).exists():
                     self.paths.append(str(Path(value).absolute()))
+
+
+def _pickled(value: object, name: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the pickle of what a function returned, and the existing paths in it.
+
+    Raises:
+        DistributedError: the value cannot be pickled, so the other processes could not receive it.
+    """
+    content = io.BytesIO()
+    pickler = _NotingPaths(content)
+    try:
+        pickler.dump(value)
+        pickle.loads(content.getvalue())
+    except Exception as error:
+        raise DistributedError(
+            f"{name}() returned a {type(value).__qualname__} that cannot be handed to other processes "
+            f"({type(error).__name__}: {error}): return a path, or another value that can be pickled"
+        ) from error
+    return content.getvalue(), tuple(pickler.paths)
 
 
 def _read(path: Path) -> _Outcome | None:
@@ -387,7 +380,7 @@ def _write(path: Path, outcome: _Outcome) -> None:
 
 def _described(error: Exception) -> str:
     """Return type and message of an exception, also if its ``__str__`` fails."""
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:

@@ -21,8 +21,8 @@ NAMES = ("dask", "ray")
 _RETRIES = 3
 """Retries of a ray task whose worker was lost; a task that raises is not run again."""
 _LOST = (
-    "workers at one shard, perhaps for want of memory: run the same command again with larger workers; the shards that "
-    "are whole are kept"
+    "workers at one shard, perhaps because memory ran out: run the same command again with larger workers, which keeps "
+    "the complete shards"
 )
 
 

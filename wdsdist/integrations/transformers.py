@@ -278,6 +278,6 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         if saved["counted"] != self._counted and not args.ignore_data_skip:
             raise StateError(
                 f"the checkpoint counts its steps by {saved['counted']}, this run by {self._counted}: resume with the "
-                "same, or pass ignore_data_skip=True to play the rest of that epoch, with another count of steps"
+                "same, or pass ignore_data_skip=True to train on the rest of that epoch, with another count of steps"
             )
         loader.load_state_dict(saved["position"])

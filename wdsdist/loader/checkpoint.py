@@ -107,7 +107,7 @@ def read_state(state: Mapping[str, Any], own: State, *, batches: str = "") -> Po
     if position.has_begun and state.get("batches", "") != batches:
         raise StateError(
             f"the state was taken inside an epoch of batches by other rules ({state.get('batches')}, here {batches}): "
-            f"finish that epoch with its own, or begin an epoch"
+            f"finish that epoch with the same rules, or start a new epoch"
         )
     if state.get("finished") and epoch and not position.has_begun:
         return Position(epoch - 1, state["num_samples"])

@@ -30,25 +30,21 @@ class ChosenEpoch:
         self.requests = requests
         """How often an epoch was chosen."""
         self._began_in: int | None = None  # the process that last began an iteration
-        if memory is None:
-            self._own()
-        else:
-            self._share(memory, owner)
-
-    def _own(self) -> None:
-        """Share these numbers with workers of this process alone."""
-        memory = AnonymousMemory()
-        memory.allocate(0, 24)
-        self._share(memory, os.getpid())
-        self._shared[:2] = self.epoch, self.requests
-
-    def _share(self, memory: AnonymousMemory, owner: int) -> None:
-        self._memory, self._owner = memory, owner
-        self._shared = np.frombuffer(memory.map(0, 24), np.int64)  # epoch, requests, iterations
+        self._share(memory, owner)
         _chosen.add(self)
 
+    def _share(self, memory: AnonymousMemory | None = None, owner: int = 0) -> None:
+        """Share these numbers through the memory of an owner, or through new memory of this process."""
+        self._memory, self._owner = memory or AnonymousMemory(), owner or os.getpid()
+        if memory is None:
+            self._memory.allocate(0, 24)
+        self._shared = np.frombuffer(self._memory.map(0, 24), np.int64)
+        """The epoch, the requests, and the iterations of single samples."""
+        if memory is None:
+            self._shared[:2] = self.epoch, self.requests
+
     def choose(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays; raise ``ArgumentError`` for a negative one."""
+        """Choose the epoch that the next iteration runs; raise ``ArgumentError`` for a negative one."""
         self.epoch, self.requests = check_integer("epoch", epoch, 0, 2**63 - 1), self.requests + 1
         self._leave_parent()
         self._shared[:2] = self.epoch, self.requests
@@ -75,7 +71,7 @@ class ChosenEpoch:
             from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
 
             if get_worker_info() is None:
-                self._own()
+                self._share()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._leave_parent()

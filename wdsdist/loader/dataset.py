@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +155,9 @@ class StreamingDataset(IterableDataset[Any]):
         chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
-            decoder.check_extensions({str(name).lower() for names in noted for name in names or ()}, chosen.names)
+            known = {str(name).lower() for names in noted for name in names or ()}
+            chosen.check_extensions(known)
+            decoder.check_extensions(known, chosen.names)
         spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine, error_budget))
         self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
         self.error_budget = spec.policy.budget
@@ -246,9 +247,9 @@ class StreamingDataset(IterableDataset[Any]):
             return
         from wdsdist.sampling.working_set import check_limit
 
-        here = self.identity()
-        needed = functools.partial(config.bytes_at_once, here=here)
-        ranks = min(here.local_world_size, here.world_size)
+        identity = self.identity()
+        needed = functools.partial(config.bytes_at_once, identity=identity)
+        ranks = min(identity.local_world_size, identity.world_size)
         check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
@@ -308,7 +309,7 @@ class StreamingDataset(IterableDataset[Any]):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_second_split()  # a spawned worker does not see who made it start
+        self._refuse_second_split()  # a spawned worker does not see what started it
         return self.__dict__
 
 
@@ -319,17 +320,13 @@ class EpochSampler(Sampler[None]):
         self._dataset = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration plays, unless Lightning Fabric asks: the loader counts better."""
+        """Choose the epoch that the next iteration runs, unless Lightning Fabric asks: the loader counts better."""
         if "lightning" in sys.modules:
             from wdsdist.loader.framework_guards import is_counted_by_fabric
 
             if is_counted_by_fabric():
                 return
         self._dataset.chosen_epoch.choose(epoch)
-
-    def __iter__(self) -> Iterator[None]:
-        # torch asks for one index a batch; the data set needs none.
-        return itertools.repeat(None)
 
 
 def _check_names(kind: type, open_options: OpenOptions) -> None:

@@ -76,7 +76,7 @@ class EpochIterator(Iterator[Any]):
                 if not self._loader.persistent_workers:
                     self._loader._stop_workers(epoch.messages)
                 if not epoch.plan.is_over(self.position):
-                    raise StateError(f"the workers ended after {epoch.meter.batches:,} batches, and the epoch goes on")
+                    raise StateError(f"the workers ended after {epoch.meter.batches:,} batches, before the epoch did")
                 epoch.meter.answer()
                 epoch.meter.finish()
                 raise StopIteration

@@ -48,40 +48,31 @@ class EpochPlanner:
 
     def start(self, position: Position) -> EpochStart:
         """Return the start of an epoch, or of its rest, as workers need it."""
-        here = self._dataset.identity()
-        return EpochStart(
-            position=position,
-            rank=here.rank,
-            world=World(here.world_size, here.ranks_per_node),
-            settings=self._settings or self._dataset.order_config.settings(here.world_size),
-            block=self._block or self._first_block(),
-        )
-
-    def _first_block(self) -> int:
-        """Return the samples that are planned together, the same in all later runs; 0 if any number will do."""
-        dataset = self._dataset
-        world_size, window = dataset.identity().world_size, None
-        if dataset.cache.limit is not None and dataset.manifest.is_copied.any():
-            settings = self._settings or dataset.order_config.settings(world_size)
-            window = settings.window * settings.num_canonical_replicas
-        self._block = self.batcher.block_samples(world_size, window)
-        return self._block
+        dataset, identity = self._dataset, self._dataset.identity()
+        settings = self._settings or dataset.order_config.settings(identity.world_size)
+        if not self._block:  # the same in all later runs; 0 if any number will do
+            is_limited = dataset.cache.limit is not None and dataset.manifest.is_copied.any()
+            window = settings.window * settings.num_canonical_replicas if is_limited else None
+            self._block = self.batcher.block_samples(identity.world_size, window)
+        world = World(identity.world_size, identity.ranks_per_node)
+        return EpochStart(position=position, rank=identity.rank, world=world, settings=settings, block=self._block)
 
     def plan(self, position: Position) -> Plan:
         """Return the plan of the batches from a position on.
 
         Raises `ArgumentError` if a whole epoch would have no batch.
         """
-        config, start = self.config_at(position), self.start(position)
-        if not position.has_begun:
-            self.batcher.check(config.num_samples, start.world.num_replicas)
-        return start.plan(config, self.batcher)
+        return self._plan(position, self.config_at(position))
 
     def length(self, position: Position) -> int:
         """Return the batches that the whole epoch of a position has on each rank."""
-        config, start = self.config_at(position), self.start(Position(position.epoch))
-        self.batcher.check(config.num_samples, start.world.num_replicas)
-        return start.plan(config, self.batcher).count_batches()
+        return self._plan(Position(position.epoch), self.config_at(position)).count_batches()
+
+    def _plan(self, position: Position, config: OrderConfig) -> Plan:
+        start = self.start(position)
+        if not position.has_begun:
+            self.batcher.check(config.num_samples, start.world.num_replicas)
+        return start.plan(config, self.batcher)
 
     def begin(self, start: EpochStart) -> None:
         """Note that an epoch has begun or resumed: it keeps its samples."""
@@ -94,15 +85,15 @@ class EpochPlanner:
         Raises `StateError` if this rank would read other samples than other ranks, and `ArgumentError` if the cache
         has too little room.
         """
-        here, dataset = self._dataset.identity(), self._dataset
+        identity, dataset = self._dataset.identity(), self._dataset
         group = process_group()
-        if here.world_size > 1 and group is not None:
+        if identity.world_size > 1 and group is not None:
             from wdsdist.distributed.job_store import check_same
 
             for data in dataset.manifest.data_sets:
                 if version := data.sources[0].version:
                     check_same(f"index.json of {shown(data.base)}", version)
-                if here.world_size == group.get_world_size():
+                if identity.world_size == group.get_world_size():
                     check_same(f"choice of samples of {shown(data.base)}", data.fingerprint, why=_ONE_CHOICE)
             self.batcher.check_ranks_agree(start.world, start.block)
         dataset.check_room(self.config_at(start.position), start.settings)

@@ -7,7 +7,6 @@ when workers are spawned. The stack is looked at once an iteration, and only if 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.errors import StateError
@@ -16,50 +15,51 @@ if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
 
 
-def _callers() -> Iterator[tuple[str, Any, str]]:
-    """Yield each method on the call stack, the nearest first: its class, its object and its own name."""
-    frame = sys._getframe(2)
+def _callers() -> dict[str, tuple[Any, str]]:
+    """Return the objects whose methods are on the call stack, by class: the nearest of each, and its method's name."""
+    callers: dict[str, tuple[Any, str]] = {}
+    frame: Any = sys._getframe()
     while frame is not None:
         owner = frame.f_locals.get("self")
-        if owner is not None:
-            yield type(owner).__name__, owner, frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+        callers.setdefault(type(owner).__name__, (owner, frame.f_code.co_name))
+        frame = frame.f_back
+    return callers
 
 
 def refuse_second_split(dataset: StreamingDataset) -> None:
     """Raise `StateError` if a caller would split a rank's samples once more, or save a position one batch ahead."""
-    seen = set()
-    for kind, owner, _ in _callers():
-        seen.add(kind)
-        if kind in ("IterableDatasetShard", "DataLoaderDispatcher"):
-            parts = getattr(owner, "num_processes", None)
-            if parts is None:  # while the dispatcher is being made
-                from accelerate.state import PartialState
+    callers = _callers()
+    for kind in {"IterableDatasetShard", "DataLoaderDispatcher"} & callers.keys():
+        parts = getattr(callers[kind][0], "num_processes", None)
+        if parts is None:  # while the dispatcher is being made
+            from accelerate.state import PartialState
 
-                parts = PartialState().num_processes
-            replicas = dataset.identity().world_size
-            if parts > 1 and replicas > 1:
-                raise StateError(
-                    f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
-                    f"{replicas}: each rank would see a part of its part. With Accelerate, prepare a "
-                    "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
-                    "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
-                    "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
-                )
-        elif kind == "_FitLoop" and "StatefulDataLoader" in seen and "_EvaluationLoop" not in seen:
-            # Lightning draws a batch ahead from a loader without a length, to know the last one.
+            parts = PartialState().num_processes
+        replicas = dataset.identity().world_size
+        if parts > 1 and replicas > 1:
             raise StateError(
-                "under Lightning's Trainer a resumed StatefulDataLoader leaves out a batch, because checkpoints are "
-                "one batch ahead: train from a wdsdist.StreamingDataLoader"
+                f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
+                f"{replicas}: each rank would see a part of its part. With Accelerate, prepare a "
+                "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
+                "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
+                "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
             )
-        elif "webdataset" in sys.modules and isinstance(owner, sys.modules["webdataset"].DataPipeline):
-            webdataset = sys.modules["webdataset"]
-            for splitter in (webdataset.split_by_node, webdataset.split_by_worker):
-                if splitter in owner.pipeline and any(stage is dataset for stage in owner.pipeline):
-                    raise StateError(
-                        f"{splitter.__name__} would split the samples of this worker once more, and all but its own "
-                        f"part would be lost: take it out of the pipeline"
-                    )
+    if {"_FitLoop", "StatefulDataLoader"} <= callers.keys() and "_EvaluationLoop" not in callers:
+        # Lightning draws a batch ahead from a loader without a length, to know the last one.
+        raise StateError(
+            "under Lightning's Trainer a resumed StatefulDataLoader leaves out a batch, because checkpoints are "
+            "one batch ahead: train from a wdsdist.StreamingDataLoader"
+        )
+    webdataset: Any = sys.modules.get("webdataset")
+    for owner, _ in callers.values():
+        if webdataset is None or not isinstance(owner, webdataset.DataPipeline):
+            continue
+        for splitter in (webdataset.split_by_node, webdataset.split_by_worker):
+            if splitter in owner.pipeline and any(stage is dataset for stage in owner.pipeline):
+                raise StateError(
+                    f"{splitter.__name__} would split the samples of this worker once more, and all but its own part "
+                    f"would be lost: take it out of the pipeline"
+                )
 
 
 def refuse_random_split(length: int, num_samples: int) -> None:
@@ -70,7 +70,7 @@ def refuse_random_split(length: int, num_samples: int) -> None:
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("torch.utils.data.dataset", "random_split"):
         raise StateError(
-            f"random_split would divide the first {length:,} of {num_samples:,} samples alone, alike on every rank: "
+            f"random_split would split only the first {length:,} of {num_samples:,} samples, the same on every rank: "
             f"make views, as in train, val = wdsdist.open(shards).split(train=0.9, val=0.1), and a StreamingDataset of "
             f"each"
         )
@@ -81,22 +81,20 @@ def epoch_that_lightning_sets_up() -> int | None:
 
     Raises `StateError` if it asks once for all epochs: it would end each after as many batches as the first one has.
     """
-    is_training = True
-    for kind, loop, function in _callers():
-        is_training = is_training and kind != "_EvaluationLoop"
-        if kind != "_FitLoop" or function != "setup_data":
-            continue
-        trainer = loop.trainer
-        asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
-        if is_training and asks_once and trainer.limit_train_batches == 1.0:
-            raise StateError(
-                f"Lightning would end each epoch after as many batches as the first one has, but epochs of planned "
-                f"batches differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to "
-                "the Trainer, which then asks for the length of each; or limit_train_batches=<a number that every "
-                "epoch has>"
-            )
-        return int(loop.epoch_progress.current.processed)
-    return None
+    callers = _callers()
+    loop, function = callers.get("_FitLoop", (None, ""))
+    if loop is None or function != "setup_data":
+        return None
+    trainer = loop.trainer
+    asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
+    if asks_once and trainer.limit_train_batches == 1.0 and "_EvaluationLoop" not in callers:
+        raise StateError(
+            f"Lightning would end each epoch after as many batches as the first one has, but epochs of planned "
+            f"batches differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to "
+            "the Trainer, which then asks for the length of each; or limit_train_batches=<a number that every "
+            "epoch has>"
+        )
+    return int(loop.epoch_progress.current.processed)
 
 
 def is_counted_by_fabric() -> bool:
@@ -104,5 +102,4 @@ def is_counted_by_fabric() -> bool:
 
     Fabric counts the iterations of this process. After a restart that is not the epoch, and would discard a state.
     """
-    caller = sys._getframe(2).f_back  # of the function of Lightning that looks for samplers
-    return caller is not None and type(caller.f_locals.get("self")).__name__ == "_FabricDataLoader"
+    return "_FabricDataLoader" in _callers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -135,7 +136,6 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
 class MixedOrderConfig(OrderConfig):
     """The order of several data sets in one stream."""
 
-    manifest: Manifest
     weights: tuple[Fraction, ...]
     """Shares of an epoch, which sum to 1."""
     stratified: bool
@@ -155,9 +155,9 @@ class MixedOrderConfig(OrderConfig):
     def notes(self) -> dict[str, str]:
         return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
 
-    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
+    def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
-        return sum(OrderConfig(manifest=part).bytes_at_once(own, here, ranks) for part, own in parts)
+        return sum(OrderConfig(manifest=part).bytes_at_once(own, identity, ranks) for part, own in parts)
 
     def _order(self, settings: OrderSettings, epoch: int) -> Order:
         return MixOrder(self._mixture, settings, epoch)
@@ -204,7 +204,7 @@ def _joined(sources: list[tuple[Source, Any]], options: dict[str, Any]) -> Strea
     manifest = join(parts, labels)
     dataset = StreamingDataset(manifest, **options)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
-        firsts = zip(manifest.first_shards.tolist(), specs, strict=True)
+        firsts = zip(itertools.accumulate((len(part.counts) for part in parts), initial=0), specs, strict=False)
         dataset.sample_reader = dataset.sample_reader.with_specs(
             {
                 first + shard: replace(spec, policy=policy) if policy.replaces else spec
@@ -240,13 +240,9 @@ def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any
 
 
 def _label(name: Any) -> str:
-    if isinstance(name, StreamingDataset):
-        name = name.manifest
-    if isinstance(name, Manifest):
-        return storage.shown(name.base)
-    if isinstance(name, (str, os.PathLike)):
-        return storage.shown(os.fspath(name))
-    return str(name)
+    manifest = name.manifest if isinstance(name, StreamingDataset) else name
+    location = manifest.base if isinstance(manifest, Manifest) else name
+    return storage.shown(os.fspath(location)) if isinstance(location, (str, os.PathLike)) else str(location)
 
 
 def _fractions(weights: Mapping[Any, Any]) -> tuple[Fraction, ...]:

@@ -39,8 +39,8 @@ class SampleStream(Iterator[Any]):
 
     def __next__(self) -> Any:
         # A sample that raises is the next one again: the iteration neither ends with it nor leaves it out.
-        place = self._next = self._next or next(self._places)
-        sample = self._reader.sample(*place)
+        position = self._next = self._next or next(self._places)
+        sample = self._reader.sample(*position)
         self._next, self.position = None, self.position._replace(consumed=self.position.consumed + 1)
         if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
             self._bad_samples.add(replaced, self.position.consumed - self._first)
@@ -59,7 +59,7 @@ class _Loaded(NamedTuple):
 class PlainProgress:
     """The position of this process in a data set that no `StreamingDataLoader` iterates.
 
-    An iteration plays the epoch that ``set_epoch`` chose last, 0 at first, as with ``DistributedSampler``; after a
+    An iteration runs the epoch that ``set_epoch`` chose last, 0 at first, as with ``DistributedSampler``; after a
     state is loaded, the rest of its epoch.
     """
 
@@ -138,8 +138,8 @@ def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
         )
     if iterations == 1 and dataset.order_config.shuffle and not dataset.chosen_epoch.requests:
         warnings.warn(
-            f"without set_epoch each pass plays epoch {epoch}, in the same order: call dataset.set_epoch(epoch) before "
-            f"each pass, as with DistributedSampler",
+            f"without set_epoch, each pass repeats epoch {epoch} in the same order: call dataset.set_epoch(epoch) "
+            f"before each pass, as with DistributedSampler",
             stacklevel=4,
         )
 

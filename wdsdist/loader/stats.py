@@ -46,7 +46,7 @@ class LoaderStats:
     bytes_cached: int = 0
     """Bytes of samples that were in the cache before the data set was opened, each counted when it is first read."""
     shards_fetched: int = 0
-    """Remote shards that this rank began to fetch into the cache; each counts once, unless it was evicted since."""
+    """Remote shards that this rank began to fetch into the cache; once more after an eviction, up to their number."""
     bytes_fetched: int = 0
     """Bytes that this rank fetched from stores."""
     retries: int = 0
@@ -87,7 +87,8 @@ class LoaderStats:
 class EpochMeter:
     """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration.
 
-    ``sample_bytes`` is the mean of its shards; ``clock`` returns the time in seconds.
+    ``sample_bytes`` is the mean of its shards, ``num_copied`` the number of those that are read through the cache;
+    ``clock`` returns the time in seconds.
     """
 
     def __init__(
@@ -96,11 +97,12 @@ class EpochMeter:
         *,
         plan: Plan,
         sample_bytes: int,
+        num_copied: int = 0,
         log_prefix: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._epoch, self._plan, self._sample_bytes = epoch, plan, sample_bytes
-        self._log_prefix, self._clock = log_prefix, clock
+        self._num_copied, self._log_prefix, self._clock = num_copied, log_prefix, clock
         self._counted = Counters()
         self._total = plan.batches_per_rank
         self.batches = self.samples = self._bad_samples = 0
@@ -146,6 +148,7 @@ class EpochMeter:
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
         planned = self._plan.batches_per_rank
+        figures = self._counted._replace(shards_fetched=min(self._counted.shards_fetched, self._num_copied))
         return LoaderStats(
             epoch=self._epoch,
             batches=self.batches,
@@ -155,6 +158,6 @@ class EpochMeter:
             bytes=self.samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
-            **self._counted._asdict(),
+            **figures._asdict(),
             fill=self._fill,
         )

@@ -7,7 +7,7 @@ import functools
 import gc
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.ipc.channel import Channel
+    from wdsdist.loader.ipc.failure import WorkerFailure
     from wdsdist.samples.bad_samples import Replaced
 
 Collate = Callable[[list[Any]], Any]
@@ -109,12 +110,22 @@ class WorkerDataset(Dataset[Message]):
     Args:
         order_config, sample_reader: of the user's `StreamingDataset`.
         collate_fn: makes a batch from a list of samples; ``None`` makes columns.
-        num_workers: worker processes.
+        is_persistent: whether there are workers that stay for the next epoch.
         batcher: decides which samples a batch has, and may make the batch itself.
     """
 
     channel: Channel | None = None
-    """Carries batches from workers; made before they start."""
+    """Carries batches from workers; made before they start, ``None`` without any."""
+    _part: WorkerIterator | None = None
+    """The part of the epoch that this process makes."""
+    _groups: Iterator[list[Any]] = iter(())
+    """Its batches."""
+    _ahead: tuple[WorkerIterator, Iterator[list[Any]]] | None = None
+    """The same of the next epoch, once the first group of it is made."""
+    _is_over = False
+    """Whether the loader was told that this process has no batch left."""
+    _counted: Counters | None = None
+    """Counted in the messages of this process, since it began."""
 
     def __init__(
         self,
@@ -122,7 +133,7 @@ class WorkerDataset(Dataset[Message]):
         sample_reader: SampleReader,
         *,
         collate_fn: Collate | None,
-        num_workers: int,
+        is_persistent: bool,
         batcher: Batcher,
     ) -> None:
         self.order_config = order_config
@@ -132,14 +143,14 @@ class WorkerDataset(Dataset[Message]):
             self._sample_reader = sample_reader.with_specs(sample_reader.specs)
             self._sample_reader.misfits = batcher.misfits
         self._collate_fn = batcher.collate if collate_fn is None else collate_fn
-        self._has_workers = num_workers > 0
         self._batcher = batcher
-        self._messages: Iterator[Any] = iter(())
-        self._counted: Counters | None = None  # in the messages of this process, since it began
+        # What is fetched ahead for one epoch would be in the way of another.
+        self._makes_ahead = is_persistent and not self.is_light and not order_config.manifest.is_copied.any()
 
     def __getstate__(self) -> dict[str, Any]:
-        channel = self.channel if is_spawning() else None  # shared with workers that are being spawned alone
-        return {**self.__dict__, "_messages": iter(()), "_counted": None, "channel": channel}
+        own = ("_part", "_groups", "_ahead", "_is_over", "_counted")  # of this process
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return state if is_spawning() else {**state, "channel": None}  # shared with workers that are being spawned
 
     @property
     def is_light(self) -> bool:
@@ -147,29 +158,36 @@ class WorkerDataset(Dataset[Message]):
         return self._collate_fn is None and self._sample_reader.is_light and self._batcher.is_plain
 
     def __getitem__(self, ticket: EpochStart | None) -> Message:
-        """Return the next group of this process's batches; in a worker in the form in which they are sent."""
-        source = self._sample_reader.source
+        """Return the next group of this process's batches; in a worker in the form in which they are sent.
+
+        A loader needs one empty message of each worker, and has handed out tickets for more: until these are answered,
+        a persistent worker makes the first group of the next epoch.
+        """
         if ticket is not None:
-            self._messages = iter(())  # closes the messages of an iteration that was given up
-            self._messages = self._begin(ticket)
-        batches: Any = next(self._messages, [])
-        before, self._counted = self._counted, source.counters()
+            ahead, self._ahead, self._groups = self._ahead, None, iter(())  # closes an iteration that was given up
+            self._part, self._groups = ahead if ahead is not None and ahead[0].start == ticket else self._begin(ticket)
+            self._is_over = False
+        assert self._part is not None
+        batches = self._part.sent(next(self._groups, []))
+        if not batches and self._is_over and self._makes_ahead and self._ahead is None:
+            start = self._part.start
+            part, groups = self._begin(replace(start, position=Position(start.position.epoch + 1)))
+            self._ahead = part, chain([next(groups, [])], groups)
+        self._is_over = not batches
+        before, self._counted = self._counted, self._sample_reader.source.counters()
         return Message(batches, None if before is None or self._counted == before else self._counted - before)
 
-    def _begin(self, start: EpochStart) -> Iterator[Any]:
-        """Return the groups of this process's batches of an epoch."""
+    def _begin(self, start: EpochStart) -> tuple[WorkerIterator, Iterator[list[Any]]]:
+        """Return this process's part of an epoch, and its batches."""
         plan = start.plan(self.order_config, self._batcher)
-        iterator = functools.partial(WorkerIterator, self.order_config, self._sample_reader, plan, start)
+        part = WorkerIterator(self.order_config, self._sample_reader, plan, start)
         # A loader without workers may be iterated in one of another loader.
-        if not self._has_workers or get_worker_info() is None:
+        if self.channel is not None and get_worker_info() is not None:
+            part.worker, part.num_workers = enter_worker()
+            part.send = self.channel.sender(part.worker)
+        if part.send is None or self._counted is None:  # a forked worker has the counters of its parent
             self._counted = self._sample_reader.source.counters()
-            return map(_alone, iterator(worker=0, num_workers=1).batches(self._collate_fn))
-        worker, num_workers = enter_worker()
-        if self._counted is None:  # a forked worker has the counters of its parent
-            self._counted = self._sample_reader.source.counters()
-        assert self.channel is not None
-        batches = iterator(worker=worker, num_workers=num_workers)
-        return batches.messages(self._collate_fn, self.channel.sender(worker))
+        return part, part.groups(self._collate_fn)
 
 
 @dataclass
@@ -183,52 +201,56 @@ class WorkerIterator:
     _: dataclasses.KW_ONLY
     worker: int = 0
     num_workers: int = 1
+    send: Callable[[list[Any]], Any] | None = None
+    """Returns a group of batches in the form in which it is sent, which copies their buffers; ``None`` in one process
+    alone."""
     _prefetch: Prefetch | None = field(default=None, init=False)
     _latest: int = field(default=0, init=False)
     """The batch that was reached last."""
 
-    def batches(self, collate_fn: Collate | None, *, deferred: bool = False) -> Iterator[Any]:
-        """Yield the batches; with ``deferred`` as pieces that last until the shards are released."""
-        # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
-        return map(functools.partial(self._batch, collate_fn, deferred), self.plans())
+    def groups(self, collate_fn: Collate | None) -> Iterator[list[Any]]:
+        """Yield the batches in groups; with ``send`` as pieces that last until they are sent.
 
-    def _batch(self, collate_fn: Collate | None, deferred: bool, batch: BatchPlan) -> Any:
+        An error takes the place of its batch, behind the batches of its group that were made before: they come from
+        their worker in one message, and in order with the batches of others.
+        """
+        # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
+        batches = map(functools.partial(self._batch, collate_fn), self.plans())
+        return map(_alone, batches) if self.send is None else self._grouped(batches)
+
+    def _batch(self, collate_fn: Collate | None, batch: BatchPlan) -> Any:
         if batch.pieces is not None and collate_fn is not None:
             collate_fn = functools.partial(collate_fn, **batch.pieces._asdict())
         try:
-            made = self.sample_reader.batch(*batch[:4], collate_fn, deferred=deferred)
+            made = self.sample_reader.batch(*batch[:4], collate_fn, deferred=self.send is not None)
         except StopIteration as error:  # which would end the epoch
             raise RuntimeError("collate_fn= raised StopIteration: has it exhausted an iterator?") from error
         replaced = self.sample_reader.replaced()
         has_notes = replaced is not None or batch.reached is not None
         return NotedBatch(made, replaced, batch.reached) if has_notes else made
 
-    def messages(self, collate_fn: Collate | None, send: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """Yield the batches in groups, as ``send`` returns them, which copies their buffers.
-
-        An error takes the place of its batch, behind the batches of its group that were made before: they come from
-        their worker in one message, and in order with the batches of others.
-        """
+    def _grouped(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
         group: list[Any] = []
         try:
-            for batch in self.batches(collate_fn, deferred=True):
+            for batch in batches:
                 group.append(batch)
                 del batch  # a group that is sent must not find one of its batches held here
                 if len(group) == self.start.group:
-                    yield self._sent(group, send)
-            if group:
-                yield self._sent(group, send)
+                    yield group
+                    group = []
         except Exception as error:
-            from wdsdist.loader.ipc.failure import WorkerFailure
-
-            group.append(WorkerFailure(error, self.worker))
+            group.append(self._failure(error))
         if group:
-            yield self._sent(group, send) if len(group) > 1 else group
+            yield group
 
-    def _sent(self, group: list[Any], send: Callable[[list[Any]], Any]) -> Any:
-        """Return the message of a group, which is empty then, and prefetch for the batches after it."""
+    def sent(self, group: list[Any]) -> Any:
+        """Return a group in the form in which it is sent, and prefetch for the batches after it."""
+        if self.send is None or not group:
+            return group
         try:
-            message = send(group)
+            message = self.send(group)
+        except Exception as error:
+            message = [self._failure(error)]
         finally:
             group.clear()  # views keep their shards in the cache
         self.sample_reader.source.release()
@@ -238,6 +260,11 @@ class WorkerIterator:
                 following += (self.num_workers - 1) * self.start.group
             self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
         return message
+
+    def _failure(self, error: Exception) -> WorkerFailure:
+        from wdsdist.loader.ipc.failure import WorkerFailure
+
+        return WorkerFailure(error, self.worker)
 
     def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of the batches that follow."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import partial
@@ -27,7 +27,6 @@ from wdsdist.samples.marks import WHOLE, Part, is_seeded, parted, seeded, stretc
 if TYPE_CHECKING:
     import torch
 
-Pixels = npt.NDArray[np.uint8]
 Samples = npt.NDArray[np.float32]
 """float32 [channels, samples], in -1 to 1."""
 MAX_SAMPLES = 2**26
@@ -130,16 +129,6 @@ class Clip:
 
         place, seed = _drawn(self.at, seed, Part(part, parts))
         clip = np.zeros(0, np.uint8)
-
-        def take(frame: Any, places: list[int]) -> None:
-            nonlocal clip
-            pixels = self._resized(frame, partial(reformatter.reformat, frame, format="rgb24", threads=1), seed)
-            if not clip.size:
-                clip = np.empty((self.frames, *pixels.shape), pixels.dtype)
-            if clip.shape[1:] != pixels.shape:
-                raise SampleError("its frames change their size: give size=")
-            clip[places] = pixels
-
         with opened(data, "decoding video", max_pixels=self.max_pixels) as container:
             from av.video.reformatter import VideoReformatter
 
@@ -154,14 +143,20 @@ class Clip:
                     f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
                 )
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            self._read(track, place, take)
+            for frame, numbers in self._read(track, place):
+                pixels = self._resized(frame, partial(reformatter.reformat, frame, format="rgb24", threads=1), seed)
+                if not clip.size:
+                    clip = np.empty((self.frames, *pixels.shape), pixels.dtype)
+                if clip.shape[1:] != pixels.shape:
+                    raise SampleError("its frames change their size: give size=")
+                clip[numbers] = pixels
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
-    def _read(self, track: Track, place: Place, take: Callable[[Any, list[int]], None]) -> None:
-        """Decode the clip at a place of a video, and pass its frames with their numbers in the clip to ``take``.
+    def _read(self, track: Track, place: Place) -> Iterator[tuple[Any, list[int]]]:
+        """Decode the clip at a place of a video, and yield its frames with their numbers in the clip.
 
         If the headers do not give the length of the video, or a wrong one, all packets are read first, and the frames
-        are passed again from the first on. Times are in ticks of the stream.
+        come again from the first on. Times are in ticks of the stream.
         """
         fps = None if self.fps is None else Fraction(float(self.fps)).limit_denominator(1001)
         rate = fps or track.stream.average_rate or track.stream.guessed_rate or Fraction(25)
@@ -169,8 +164,8 @@ class Clip:
         step = stride / (rate * track.tick)
         reach = int((self.frames - 1) * step)
 
-        def decode(start: int, *, is_last: bool) -> bool:
-            """Take the frames of a clip from a time on; return whether there are all, or the last one is repeated."""
+        def decode(start: int, *, is_last: bool) -> Generator[tuple[Any, list[int]], None, bool]:
+            """Yield the frames of a clip from a time on; return whether there are all, or the last one is repeated."""
             number = passed = 0  # the next frame of the clip, and frames of the video since the first one
             shown = None
             for shown, following in pairwise(chain(track.frames_from(start), [None])):
@@ -185,15 +180,15 @@ class Clip:
                         numbers, number = [number], number + 1
                     passed += 1
                 if numbers:
-                    take(shown, numbers)
+                    yield shown, numbers
                 if number == self.frames:
                     return True
             if shown is not None and is_last:
-                take(shown, [*range(number, self.frames)])
+                yield shown, [*range(number, self.frames)]
             return shown is not None and is_last
 
         span = track.span
-        if span is not None and decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False):
+        if span is not None and (yield from decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False)):
             return
         times, end = track.times()
         if fps is not None:
@@ -205,12 +200,15 @@ class Clip:
         if is_short and self.short == "error":
             seconds = float((end - times[0]) * track.tick)
             raise SampleError(f"a video of {len(times):,} frames, {seconds:.3f} s, is too short for the clip")
-        if not decode(start, is_last=True):
+        if not (yield from decode(start, is_last=True)):
             raise SampleError("frames of it are missing")
 
     def _resized(self, frame: Any, to_rgb: Callable[..., Any], seed: int) -> npt.NDArray[Any]:
         """Return the pixels of a frame [height, width, 3] as they are asked for."""
-        turn = _orientation(frame)
+        turn, matrix = UPRIGHT, frame.side_data.get("DISPLAYMATRIX")
+        if matrix is not None:  # numbered as EXIF does
+            (a, b, _), (c, d, _), _ = np.frombuffer(bytes(matrix), np.int32).reshape(3, 3).tolist()
+            turn += 4 + _MIRRORED[c < 0, b < 0] if abs(b) > abs(a) else _MIRRORED[a < 0, d < 0]
         if self.size is None or callable(self.size):
             pixels = upright(to_rgb().to_ndarray(), turn)
             if self.size is None:
@@ -228,17 +226,6 @@ class Clip:
         pixels = upright(to_rgb(width=size[0], height=size[1]).to_ndarray(), turn)
         top, left = (high - height) // 2, (wide - width) // 2
         return pixels[top : top + height, left : left + width]
-
-
-def _orientation(frame: Any) -> int:
-    """Return the orientation that the display matrix of a frame asks for, as EXIF numbers them."""
-    matrix = frame.side_data.get("DISPLAYMATRIX")
-    if matrix is None:
-        return UPRIGHT
-    (a, b, _), (c, d, _), _ = np.frombuffer(bytes(matrix), np.int32).reshape(3, 3).tolist()
-    if abs(b) > abs(a):
-        return UPRIGHT + 4 + _MIRRORED[c < 0, b < 0]
-    return UPRIGHT + _MIRRORED[a < 0, d < 0]
 
 
 @parted
@@ -301,9 +288,8 @@ class AudioClip:
             samples = np.repeat(samples, 2 // len(samples), axis=0)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
         if missing > 0 and self.short == "error":
-            raise SampleError(
-                f"a recording of {samples.shape[1] / rate:.3f} s is too short for a clip of {self.seconds} s"
-            )
+            seconds = samples.shape[1] / rate
+            raise SampleError(f"a recording of {seconds:.3f} s is too short for a clip of {self.seconds} s")
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
 
     def read(self, data: Any, place: Place) -> tuple[Samples, int]:

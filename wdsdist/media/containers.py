@@ -19,10 +19,7 @@ _FORMATS = (
 )
 """Formats that PyAV may open. Playlists and the like are not among them, because they name other files and URLs."""
 
-_MOST_PIXELS = 2**27
-"""Pixels of a frame, for callers that decode none."""
-
-_OPUS_RATE = 48_000
+_REMEDY = "put it into a container, as `ffmpeg -c copy x.mp4` does"
 _UNIT = 1_000_000
 """FFmpeg's times of whole containers, to a second."""
 _ATTACHED_PICTURE = 1 << 10  # of a stream's disposition
@@ -37,34 +34,31 @@ class _Reader:
     """Read-only, seekable file object over a buffer, such as a member of a mapped shard: it copies what is read."""
 
     def __init__(self, data: Any) -> None:
-        self._data = data
+        self.data = data
         self._position = 0
 
     def read(self, size: int) -> bytes:
-        part = bytes(self._data[self._position : self._position + size])
+        part = bytes(self.data[self._position : self._position + size])
         self._position += len(part)
         return part
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._data)}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self.data)}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def tell(self) -> int:
         return self._position
 
-    def close(self) -> None:
-        self._data = b""  # a view that an error's traceback keeps would keep its shard from being evicted
-
 
 @contextmanager
-def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterator[Any]:
+def opened(data: Any, purpose: str, *, max_pixels: int = 2**27) -> Iterator[Any]:
     """Open an audio or video container with PyAV; its errors until the block ends become `SampleError`.
 
     Args:
         data: the bytes of the file, or anything that has a length and gives bytes for a slice.
         purpose: what needs PyAV, as the start of a sentence.
-        max_pixels: the most of a frame; the size of a larger frame, which is not decoded, may be 0 x 0.
+        max_pixels: the most of a frame, for callers that decode it; a larger frame, which they do not, may be 0 x 0.
 
     Raises `ExtraMissingError` without PyAV.
     """
@@ -73,8 +67,7 @@ def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterat
     size = 8 + int.from_bytes(start[4:], "little")
     if start[:4] == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:  # for which FFmpeg raises nothing
         raise SampleError(f"it is cut short: of {size:,} bytes there are {len(data):,}")
-    reader = _Reader(data)
-    # If headers lack something, FFmpeg decodes the first frames on opening: max_pixels must hold from there on.
+    reader = _Reader(data)  # if headers lack something, FFmpeg decodes the first frames on opening, within max_pixels
     options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "max_pixels": str(max_pixels)}
     try:
         with av.open(reader, options=options, metadata_errors="replace") as container:
@@ -84,7 +77,7 @@ def opened(data: Any, purpose: str, *, max_pixels: int = _MOST_PIXELS) -> Iterat
     except (av.FFmpegError, ValueError, OverflowError, AssertionError) as error:  # FFmpeg's are many
         raise SampleError(f"PyAV does not read it: {error}") from None
     finally:
-        reader.close()
+        reader.data = b""  # a view that an error's traceback keeps would keep its shard from being evicted
 
 
 def first_stream(container: Any, kind: str) -> Any:
@@ -164,7 +157,7 @@ class Track:
             with suppress(av.FFmpegError):
                 self.container.seek(target, stream=self.stream)
                 return
-        raise SampleError("it cannot be searched: put it into a container, as `ffmpeg -c copy x.mp4` does")
+        raise SampleError(f"it cannot be searched: {_REMEDY}")
 
     def frames(self, needed: int | None = None) -> Iterator[Any]:
         """Yield frames from the next keyframe on.
@@ -183,9 +176,7 @@ class Track:
                 if not packet.is_keyframe:
                     continue
                 if packet.pts is None:
-                    raise SampleError(
-                        "its frames have no times: put it into a container, as `ffmpeg -c copy x.mp4` does"
-                    )
+                    raise SampleError(f"its frames have no times: {_REMEDY}")
                 first = packet.pts
             try:
                 frames = packet.decode()
@@ -255,15 +246,13 @@ def recording(head: Head) -> Recording:
     with opened(head.data, "the length of audio and video") as container:
         kind = "audio" if first_stream(container, "video") is None else "video"
         track = Track(container, kind, len(head.data))
-        stream, seconds = track.stream, None
-        if container.duration is not None:
-            seconds = container.duration / _UNIT
+        stream, seconds = track.stream, container.duration and container.duration / _UNIT
         if stream.duration is not None and (kind == "audio" or seconds is None):
             seconds = float(stream.duration * track.tick)
         header = stream.codec_context.extradata or b""
         if seconds is not None and container.format.name == "ogg" and header[:8] == b"OpusHead":
-            # FFmpeg counts the samples that decoders skip. Source: RFC 7845, 4.2.
-            seconds = max(0.0, seconds - int.from_bytes(header[10:12], "little") / _OPUS_RATE)
+            # FFmpeg counts the samples that decoders skip, at 48 kHz. Source: RFC 7845, 4.2.
+            seconds = max(0.0, seconds - int.from_bytes(header[10:12], "little") / 48_000)
         # A part that an edit list leaves out is counted in the header, but not shown.
         frames = stream.frames and stream.frames - sum(entry.is_discard for entry in stream.index_entries)
         if seconds is None or (kind == "video" and not frames):  # its header does not say: the packets do
@@ -297,7 +286,6 @@ def check_media(data: bytes) -> None:
             end = ends[track.stream.index]
             if not end:
                 raise SampleError(f"there is no frame in its {track.stream.type}")
-            if container.format.name == "flac":  # FFmpeg leaves out frames whose checksum is wrong
-                track.check_length(decoded[track.stream.index])
-            else:
-                track.check_length((end if track.stream.duration else max(ends.values())) - start)
+            length = (end if track.stream.duration else max(ends.values())) - start
+            is_flac = container.format.name == "flac"  # FFmpeg leaves out frames whose checksum is wrong
+            track.check_length(decoded[track.stream.index] if is_flac else length)

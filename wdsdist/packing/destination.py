@@ -1,4 +1,9 @@
-"""The destination of shards: a folder or a prefix in a store, for one packer at a time."""
+"""The destination of shards: a folder or a prefix in a store, for one packer at a time, and its ledger.
+
+The ledger lists the jobs that have written shards there, so that each can go on where it stopped. A job is recorded
+before its first shard, and stays beside the finished data set. The last job is finished once ``index.json`` lists its
+shards. Files that have the names of a recorded job's shards are wdsdist's own.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,35 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from wdsdist import storage
 from wdsdist._util import files
 from wdsdist._util.files import atomic_write
-from wdsdist._util.validation import check_path
+from wdsdist._util.validation import check_integer, check_path
 from wdsdist.errors import (
     ArgumentError,
     DestinationError,
+    DestinationExistsError,
+    IndexFormatError,
     NotFoundError,
     StorageError,
     WdsdistError,
 )
+from wdsdist.packing.options import Options
+from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut
+from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
+from wdsdist.shards.tar.naming import is_tar
+
+VERSION = 4  # of the ledger, and of the bytes that packing writes
+
+_FROM_PYTHON = ("dataset", "iterable")
+"""Kinds of sources whose location does not identify what they hold."""
 
 REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""
@@ -99,11 +115,18 @@ class Place:
         """Remove a file; one that is not there is no error."""
         storage.delete(self.at(name), self.options)
 
-    def data_set(self) -> Manifest | None:
-        """Return the data set that lies there, or ``None``. Raises `IndexFormatError` for a damaged ``index.json``."""
+    def data_set(self, *, is_sound: bool = True) -> Manifest | None:
+        """Return the data set that lies there, or ``None``.
+
+        Raises `IndexFormatError` for a damaged ``index.json`` that must be sound.
+        """
         try:
             return manifests.load(self.at(manifests.FILE_NAME), self.options)
         except NotFoundError:
+            return None
+        except IndexFormatError:
+            if is_sound:
+                raise
             return None
 
 
@@ -133,7 +156,7 @@ def locked(place: Place) -> Iterator[None]:
         ) from error
 
 
-def finish(place: Place, manifest: Manifest) -> None:
+def complete(place: Place, manifest: Manifest) -> None:
     """Write ``index.json``, which makes the shards a data set.
 
     Raises `DestinationError` if a shard that was written by another process is not there: that process may be on a
@@ -143,8 +166,7 @@ def finish(place: Place, manifest: Manifest) -> None:
     lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
     if lost:
         raise DestinationError(
-            f"{place} does not hold {lost[0]}, which a worker has written: every worker must see the same folder, so "
-            f"choose one on a shared file system, or a URL; or pack with workers=1"
+            f"{place} does not hold {lost[0]}, which a worker has written: choose a folder that all workers share"
         )
     with place.create(manifests.FILE_NAME) as stream:
         stream.write(manifests.dumps(manifest))
@@ -182,3 +204,202 @@ def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], kn
             stream.writelines(lines)
     else:
         place.remove(REPORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One source packed with one set of options."""
+
+    kind: str
+    location: str
+    """Where the source lay, for messages only: a source that is moved as it is stays the same source."""
+    fingerprint: str
+    options: Mapping[str, Any]
+    """The options that decide what the shards hold, as `Options.fingerprint` returns them."""
+    first: int = 0
+    """The number of its first shard."""
+    shards: int = 0
+    """How many it writes, or 0 if that shows only at the end."""
+    listed: int = 0
+    """How many shards ``index.json`` lists before it; 0 for the first job."""
+
+    def differences(self, other: Job) -> list[str]:
+        """Return in which ways this job, from a record, differs from the other one, which is asked for."""
+        lines = []
+        if self.fingerprint != other.fingerprint:
+            if (self.kind, self.location) != (other.kind, other.location):
+                lines.append(f"it was packed from {self.location}, not {other.location}")
+            else:
+                lines.append(f"{self.location} has changed since it was packed")
+        names = {**self.options, **other.options}
+        mine, asked = ({name: job.options.get(name) for name in names} for job in (self, other))
+        return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
+
+    def writes(self, name: str) -> bool:
+        """Return whether a file has the name of a shard that the job writes."""
+        number = shard_number(name)
+        is_planned = number < self.first + self.shards or not self.shards
+        return self.first <= number and is_planned and name == shard_name(number, self.options.get("compress"))
+
+
+def records(place: Place) -> list[Job]:
+    """Return the jobs on record at a destination; none if the ledger is missing, damaged, or of another version."""
+    try:
+        content: Any = json.loads(place.read(PACK_RECORD))
+        jobs = [Job(**job) for job in content["jobs"]] if content["version"] == VERSION else []
+        for job in jobs:
+            for name in ("first", "shards", "listed"):
+                check_integer(name, getattr(job, name), 0)
+            job.differences(job)
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return jobs
+
+
+def save(place: Place, jobs: list[Job]) -> None:
+    """Write the ledger, whole or not at all."""
+    with place.create(PACK_RECORD) as stream:
+        content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def finished(place: Place, job: Job, options: Options) -> Manifest | None:
+    """Return the manifest of a data set that needs nothing of a job any more, or ``None``.
+
+    It holds all shards of this very job, by name and size; one that samples were left out of is finished if they may
+    be. With ``append``, it holds what the job's source held, from its packing or from an earlier append.
+    """
+    jobs = records(place)
+    if options.append and (known := place.data_set()) is not None:
+        packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(known.counts)}
+        return known if job.fingerprint in packed else None
+    if all(known.differences(job) for known in jobs[:1]):
+        return None
+    manifest = place.data_set(is_sound=False)
+    if manifest is None or "shuffle_seed" not in manifest.extra:
+        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
+    if manifest.extra.get("left_out") and options.on_error == "raise":
+        return None
+    sizes = place.sizes()
+    are_whole = (
+        sizes.get(each.name) == each.size and each.name + shardindex.SUFFIX in sizes for each in manifest.shards
+    )
+    return manifest if all(are_whole) else None
+
+
+def claim(place: Place, job: Job, *, overwrite: bool) -> None:
+    """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and record the job.
+
+    What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
+    set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
+    """
+    jobs, listed, present = records(place), place.data_set(is_sound=False), place.sizes()
+    is_same = bool(jobs) and not jobs[0].differences(job)
+    if is_same and len(jobs) == 1 and (listed is None or len(listed.generations) == 1):
+        place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+        return
+    is_listed = manifests.FILE_NAME in present
+    if (is_same or is_listed or any(map(is_tar, present))) and not overwrite:
+        if is_same:
+            what = (
+                "a data set that was appended to, and is not whole, or samples were left out of it: packing its first "
+                "source again would drop the rest"
+            )
+        elif jobs:
+            what = f"another data set ({'; '.join(jobs[0].differences(job))})"
+        else:
+            what = "tars or an index.json, and no record of what they were packed from that this wdsdist reads"
+        raise DestinationExistsError(
+            f"{place} holds {what}: choose another folder, or replace what wdsdist packed there with overwrite=True"
+        )
+    shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
+    own = {name for name in shards if any(earlier.writes(name) for earlier in jobs)}  # the shards that wdsdist packed
+    if listed is not None and "shuffle_seed" in listed.extra:
+        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
+    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and job.writes(name))
+    if is_listed and not own and not (listed and "source" in listed.extra):
+        in_the_way.append(manifests.FILE_NAME)
+    if in_the_way:
+        raise DestinationExistsError(
+            f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
+        )
+    place.remove(manifests.FILE_NAME)  # first: without it there is no data set
+    for name in ([REPORT] if own else []) + [name + end for name in sorted(own) for end in (shardindex.SUFFIX, "")]:
+        place.remove(name)
+    save(place, [job])
+
+
+def claim_append(place: Place, known: Manifest, job: Job, notes: Mapping[str, Any], *, overwrite: bool) -> int:
+    """Prepare a data set for the further shards of a job, under its lock, and return the number of the first.
+
+    The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
+    ``overwrite``. ``notes`` are what ``index.json`` is to say of the source.
+
+    Raises:
+        DestinationExistsError: another append is unfinished, or a shard would replace a file of somebody else.
+        DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
+        ArgumentError: the source was added before and has changed since; or a class number or the type of an array is
+            another one in it.
+    """
+    classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
+    for number, (old, new) in enumerate(classes):
+        if old != new:
+            problem = f"class {number} is {old!r} in {place} and {new!r} in {job.location}"
+            raise ArgumentError(f"{problem}: labels would be mixed up; pack both sources together", argument="source")
+    for name, new in notes.get("arrays", {}).items():
+        old = known.extra.get("arrays", {}).get(name)
+        if name in known.extra.get("fields", ()) and old != new:
+            raise ArgumentError(
+                f"arrays {name!r} are {old} in {place} and {new} in {job.location}: make them alike", argument="source"
+            )
+    if known.base != place.location or known.sources[0].is_named or "key_rule" in known.extra:
+        why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
+        raise DestinationError(
+            f"the data set of {place} {why}: pack into a folder of its own and use both with wdsdist.concat"
+        )
+    jobs, listed = records(place), len(known.counts)
+    unfinished = jobs.pop() if jobs and jobs[-1].listed >= listed else None
+    if job.kind not in _FROM_PYTHON and any(earlier.location == job.location for earlier in jobs):
+        problem = f"{job.location} was packed into {place} before, and has changed since"
+        raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
+    first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
+    left = sorted(name for name in place.sizes() if shard_number(name) >= first)
+    if unfinished is None and left:
+        raise DestinationExistsError(
+            f"{place} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
+        )
+    if unfinished is not None and (differences := unfinished.differences(job)):
+        if not overwrite:
+            raise DestinationExistsError(
+                f"appending {unfinished.location} to {place} was not finished ({'; '.join(differences)}): run that "
+                f"command again first, or drop what it has written with overwrite=True"
+            )
+        for name in left:
+            place.remove(name)
+    save(place, [*jobs, replace(job, first=first, listed=listed)])
+    if place.folder is None and records(place)[-1].differences(job):  # stores have no locks
+        raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
+    return first
+
+
+def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest:
+    """Return the next generation of a data set: its shards, then those that were added.
+
+    Raises `DestinationExistsError` if another process has appended meanwhile, which only stores allow.
+    """
+    now = place.data_set()
+    if now is None or now.fingerprint != known.fingerprint:
+        raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
+    notes, more = dict(known.extra), added.extra
+    for total in ("payload_bytes", "with_checksums", "left_out", "renamed_keys"):
+        if total in notes or total in more:
+            notes[total] = notes.get(total, 0) + more.get(total, 0)
+    has_labels = "cls" in notes.get("fields", ())
+    notes["fields"] = sorted({*notes.get("fields", ()), *more.get("fields", ())})
+    if len(more.get("classes", ())) > len(notes.get("classes", ())) and ("classes" in notes or not has_labels):
+        notes["classes"] = more["classes"]
+    if arrays := {**notes.get("arrays", {}), **more.get("arrays", {})}:
+        notes["arrays"] = arrays
+    shards = (*known.shards, *added.shards)
+    notes["generations"] = [*known.generations, len(shards)]
+    return Manifest.of(known.base, shards, name=known.name, extra=notes, origin=known.origin)

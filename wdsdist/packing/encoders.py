@@ -51,13 +51,11 @@ def encode(extension: str, value: Any) -> bytes:
         )
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    name = extension.lower()
-    if name.endswith(".gz") and last_part(name[:-3]):
-        return gzip.compress(encode(name[:-3], value), mtime=0)
-    kind, function = type(value).__name__, _ENCODERS.get(last_part(name))
+    kind, function = type(value).__name__, encoder_of(extension)
     if function is None:
         raise SampleError(
-            f"no encoder makes {name!r} from a {kind}: give bytes, or an extension such as txt, cls, json, npy or png"
+            f"no encoder makes {extension!r} from a {kind}: give bytes or an array, or an extension such as txt, cls, "
+            f"json, npy or png"
         )
     try:
         return function(value)
@@ -68,16 +66,16 @@ def encode(extension: str, value: Any) -> bytes:
         raise SampleError(f"a {kind} value cannot be encoded as {extension!r}: {reason}") from error
 
 
-def can_encode(extension: str) -> bool:
-    """Return whether values that are not bytes can be encoded for an extension.
+def encoder_of(extension: str) -> Callable[[Any], bytes] | None:
+    """Return what encodes values that are not bytes for an extension; ``None`` for an unknown extension.
 
-    >>> can_encode("seg.npy"), can_encode("json.gz"), can_encode("flac")
-    (True, True, False)
+    >>> [encoder_of(extension) is not None for extension in ("seg.npy", "json.gz", "flac")]
+    [True, True, False]
     """
     name = extension.lower()
-    while name.endswith(".gz"):
-        name = name[:-3]
-    return last_part(name) in _ENCODERS
+    if name.endswith(".gz") and (encoder := encoder_of(name[:-3])):
+        return lambda value: gzip.compress(encoder(value), mtime=0)
+    return _ENCODERS.get(last_part(name))
 
 
 def _encode_text(value: Any) -> bytes:
@@ -100,7 +98,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
+def array_of(value: Any) -> npt.NDArray[Any]:
+    """Return a value as an array. Raises `TypeError` for one that only a pickle can hold, and for bfloat16."""
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         raise TypeError("numpy has no bfloat16: give value.float(), or the tensor to a field such as pth")
     array: npt.NDArray[Any] = np.asarray(value)
@@ -116,16 +115,11 @@ def _written(write: Callable[[io.BytesIO], Any]) -> bytes:
     return stream.getvalue()
 
 
-def _encode_npz(value: Any) -> bytes:
-    arrays = {str(name): _array(entry) for name, entry in value.items()}
-    return _written(lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
-
-
 def _encode_image(value: Any, kind: str, **settings: Any) -> bytes:
     from PIL import Image
 
     if not isinstance(value, Image.Image):
-        pixels = _array(value)
+        pixels = array_of(value)
         pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
         if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
             raise TypeError(
@@ -142,8 +136,12 @@ _TABLE: dict[str, Callable[[Any], bytes]] = {
     "txt text transcript": _encode_text,
     "cls cls2 index inx id": _encode_integer,
     "json jsn": lambda value: _TO_JSON.encode(value).encode(),
-    "npy": lambda value: _written(lambda stream: np.lib.format.write_array(stream, _array(value), allow_pickle=False)),
-    "npz": _encode_npz,
+    "npy": lambda value: _written(
+        lambda stream: np.lib.format.write_array(stream, array_of(value), allow_pickle=False)
+    ),
+    "npz": lambda value: _written(
+        lambda stream: np.savez(stream, **{str(name): array_of(entry) for name, entry in value.items()})  # type: ignore[arg-type]
+    ),
     "mp msg": lambda value: bytes(import_module("msgpack").packb(value)),
     "pth": lambda value: _written(lambda stream: import_module("torch").save(value, stream)),
     "jpg jpeg": partial(_encode_image, kind="JPEG", quality=95),

@@ -64,11 +64,8 @@ class Images:
         if self.store not in (None, "raw", "jpeg"):
             raise ArgumentError(f"store is {self.store!r}: it must be 'raw' or 'jpeg'", argument="store")
         if self.quality is not None and (self.store == "raw" or not self.changes):
-            raise ArgumentError(
-                f"quality is {self.quality}, but no image is encoded as JPEG or WebP: leave it out, or give "
-                f"store='jpeg', or max_side without store='raw'",
-                argument="quality",
-            )
+            problem = f"quality is {self.quality}, but no image is encoded as JPEG or WebP"
+            raise ArgumentError(f"{problem}: leave it out, or give store='jpeg'", argument="quality")
         if self.changes and self.store != "raw" and self.quality is None:
             object.__setattr__(self, "quality", DEFAULT_QUALITY)
 
@@ -163,11 +160,8 @@ class Options:
             match = re.fullmatch(r"zst(?::([0-9]{1,2}))?", str(self.compress))
             level = int(match[1] or _ZST_LEVEL) if match else 0
             if not 1 <= level <= _HIGHEST_ZST_LEVEL:
-                raise ArgumentError(
-                    f'compress is {self.compress!r}: it must be "zst", or "zst:LEVEL" with a level from 1 to '
-                    f"{_HIGHEST_ZST_LEVEL}",
-                    argument="compress",
-                )
+                rule = f'it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_ZST_LEVEL}'
+                raise ArgumentError(f"compress is {self.compress!r}: {rule}", argument="compress")
             extra("zstandard", "zst", f"compress={self.compress!r}")
             checked["compress"] = f"zst:{level}"
         checked["images"] = Images() if self.images is None else self.images

@@ -12,14 +12,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_bytes
 from wdsdist.errors import DestinationError, SourceError, WdsdistError
-from wdsdist.packing.destination import Place
-from wdsdist.packing.ledger import Job, records
+from wdsdist.packing.destination import Job, Place, records
+from wdsdist.packing.members import Sample, broken, sample_size
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import Sample, broken, sample_size
 from wdsdist.packing.plan import PackPlan, shard_name, shard_number
 from wdsdist.packing.reencoding import prepared
 from wdsdist.packing.sources.source import Source
@@ -71,11 +72,10 @@ def write_planned(
 
     Raises what `write_shard` does, and `WdsdistError` if a process that writes dies.
     """
-    contents, counts, sizes = source.contents, plan.counts.tolist(), plan.sizes.tolist()
+    contents, counts, sizes = source.contents, np.diff(plan.cuts).tolist(), plan.sizes.tolist()
     done: dict[int, WrittenShard] = {}
     progress = PackProgress(0, len(source), 0, len(plan), 0, sum(sizes), len(contents.left_out))
-    present = place.sizes()
-    names = [shard_name(first + number, options.compress) for number in range(len(plan))]
+    names, present = [shard_name(first + number, options.compress) for number in range(len(plan))], place.sizes()
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         index = whole_index(place, name, present.get(name), options.on_error)
         if index is not None and index.num_samples + len(index.left_out) == count:
@@ -116,10 +116,8 @@ def write_planned(
                 progress = later(progress, done[number], sizes[number])
                 show(progress)
     except BrokenExecutor as error:
-        raise WdsdistError(
-            "a process that was writing shards died, perhaps because memory ran out: run the same command again, "
-            "with fewer workers; the shards that are whole are kept"
-        ) from error
+        reason = "a process that was writing shards died, perhaps because memory ran out"
+        raise WdsdistError(f"{reason}: run the same command again, with fewer workers") from error
     finally:
         for future in running:  # of a borrowed executor, which stays open
             future.cancel()

@@ -41,11 +41,6 @@ class PackPlan:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
-    def counts(self) -> Int64s:
-        """int64 [shards]: samples of each."""
-        return np.diff(self.cuts)
-
     def samples(self, shard: int) -> Int64s:
         """Return the numbers of the samples in one shard."""
         return self.order[self.cuts[shard] : self.cuts[shard + 1]]

@@ -16,11 +16,11 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.npy_header import NPY_MAGIC
-from wdsdist._util.pools import apart
+from wdsdist._util.pools import run_in_subprocess
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
+from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
 from wdsdist.packing.options import Images, Options
-from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
 from wdsdist.samples.fields import ABSENT
@@ -166,7 +166,7 @@ def planned_sizes(source: Source, images: Images) -> Int64s:
         return sizes
     probes = np.unique(np.linspace(0, len(sizes) - 1, _PROBES).astype(np.int64))
     # Data sets open files when they are asked for items.
-    stored = apart(_stored_bytes, Samples(_prepared, (source.take(probes), images, False)))
+    stored = run_in_subprocess(_stored_bytes, Samples(_prepared, (source.take(probes), images, False)))
     planned: Int64s = np.ceil(sizes * (stored / sizes[probes].sum())).astype(np.int64)
     return planned
 

@@ -16,9 +16,8 @@ import numpy as np
 from wdsdist import storage
 from wdsdist.distributed import run_once
 from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing import destination, ledger, sources
-from wdsdist.packing.destination import Place
-from wdsdist.packing.ledger import Job
+from wdsdist.packing import destination, sources
+from wdsdist.packing.destination import Job, Place
 from wdsdist.packing.options import Encode, Images, OnError, Options
 from wdsdist.packing.parallel import ShowProgress, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
@@ -73,10 +72,10 @@ def pack(
             a ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern,
             a list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or
             a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
-            pattern), or a folder that ``save_to_disk`` of ``datasets`` wrote; or a URL of any of these. Or a Python
-            object: a data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``,
-            whose columns become members as in a table, unless ``encode`` is given; another iterable of samples; a
-            function that returns one of these; or its name, ``my_module:name``.
+            pattern), or a folder by ``save_to_disk`` of ``datasets``; or a URL of any of these. Or a Python object: a
+            data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``, which is a
+            table unless ``encode`` is given; an iterable of samples; a function that returns one of these; or its name,
+            ``my_module:name``.
         dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, without a
             lock against a second packer.
         shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a larger sample gets a shard of its
@@ -86,9 +85,9 @@ def pack(
             ``None`` for an iterable, which has only one order.
         workers: processes that write; by default one per core. The calling process writes an iterable. With an
             ``executor``, the number of shards that it writes at once, if it does not say.
-        executor: any `concurrent.futures.Executor` that writes the shards instead, perhaps on other machines, such as
-            dask's ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and
-            ``dest`` under the same names. A Python data set is pickled; an iterable is refused.
+        executor: any `concurrent.futures.Executor` that writes the shards instead, such as dask's
+            ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and ``dest``
+            under the same names. A Python data set is pickled; an iterable is refused.
         kind: the kind of ``source``, such as ``"folder"`` or ``"csv"``; by default it is detected.
         key: for files and WebDataset shards, the rule that cuts names into keys and extensions: ``"first-dot"``, the
             default; ``"last-dot"``; or a regular expression of the key, up to a dot. Ambiguous names, such as
@@ -145,19 +144,12 @@ def pack(
     >>> manifest.extra["classes"], manifest.extra["fields"]
     (['class0', 'class1'], ['cls', 'jpg'])
 
-    A torch data set, and a generator:
+    Samples from Python:
 
     >>> import torch
-    >>> class Squares(torch.utils.data.Dataset):
-    ...     def __len__(self):
-    ...         return 5
-    ...     def __getitem__(self, index):
-    ...         return torch.full((2, 2), index), index**2
-    >>> squares = pack(Squares(), root / "squares", encode=lambda item: {"pixels": item[0], "cls": item[1]})
+    >>> squares = pack(({"pixels": torch.full((2, 2), n), "cls": n**2} for n in range(5)), root / "squares")
     >>> squares.extra["fields"], squares.extra["arrays"]
     (['cls', 'pixels'], {'pixels': {'dtype': '<i8', 'shape': [None, 2]}})
-    >>> pack(({"txt": f"line {number}"} for number in range(3)), root / "lines").num_samples
-    3
     """
     options = {name: value for name, value in locals().items() if name not in ("source", "dest")}
     return run(source, dest, Options(**options))
@@ -179,21 +171,27 @@ def pack_splits(
     Raises `SourceError` if the source has no such folders, and what `pack` raises.
     """
     checked = Options(**options)
-    about = _for_source(source, Place.of(dest, checked.storage_options), checked)
+    splits = splits_of(source, _for_source(source, Place.of(dest, checked.storage_options), checked))
+    return {
+        split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress, announce)
+        for split, own in splits.items()
+    }
+
+
+def splits_of(source: str | os.PathLike[str], options: Options) -> dict[str, dict[str, Any]]:
+    """Return the further options that pack each split of a source. Raises `SourceError` if there is no split."""
     splits: tuple[str, ...] = ()
     try:  # a source that is unpacked first shows its folders when its contents are asked for
-        len(sources.find(source, about, class_folders=None, classes=None, split=None))
+        len(sources.find(source, options, class_folders=None, classes=None, split=None))
     except SplitsError as error:
         splits = error.splits
     if not splits:
         raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
-    if checked.class_folders:
-        notes = [sources.find(source, about, split=split).contents.notes for split in splits]
-        checked = replace(checked, classes=tuple(sorted({name for note in notes for name in note.get("classes", ())})))
-    return {
-        split: run(source, storage.join(os.fspath(dest), split), replace(checked, split=split), progress, announce)
-        for split in splits
-    }
+    shared: dict[str, Any] = {}
+    if options.class_folders:
+        notes = [sources.find(source, options, split=split).contents.notes for split in splits]
+        shared["classes"] = tuple(sorted({name for note in notes for name in note.get("classes", ())}))
+    return {split: {"split": split, **shared} for split in splits}
 
 
 def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognised:
@@ -241,11 +239,19 @@ def run(
     decided = {**options.fingerprint(), "shuffle_seed": seed}
     job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
-    if (finished := ledger.finished(place, job, options)) is not None:
-        _warn_if_kept(listed, finished, place)
+    if (finished := destination.finished(place, job, options)) is not None:
+        by = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(listed.kind)
+        if by and (finished.num_samples >= LOOKS or (listed.is_stream and finished.num_bytes > LOOKED_AT_BYTES)):
+            _log.log(
+                # A job that prepares its data by `data_download` comes here at each start on a new node.
+                logging.INFO if run_once.is_running() else logging.WARNING,
+                "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or "
+                "more have come, pack with overwrite=True",
+                place, f"{finished.num_samples:,}", by, listed.location,
+            )  # fmt: skip
         return finished
     with destination.locked(place):  # the process that held it before may have finished the same job
-        if (finished := ledger.finished(place, job, options)) is not None:
+        if (finished := destination.finished(place, job, options)) is not None:
             return finished
         if announce is not None:
             announce(Recognised.of(listed))
@@ -262,19 +268,17 @@ def run(
                 shard_samples=options.shard_samples,
                 blocks=listed.contents.blocks,
             )
-        count = 0 if plan is None else len(plan)
+        job, show = replace(job, shards=0 if plan is None else len(plan)), progress or (lambda _: None)
         if known is None:
-            ledger.claim(place, job, count, overwrite=options.overwrite)
+            destination.claim(place, job, overwrite=options.overwrite)
         else:
-            notes = listed.contents.notes
-            first = ledger.claim_append(place, known, job, count, notes, overwrite=options.overwrite)
-        show = progress or (lambda _: None)
+            first = destination.claim_append(place, known, job, listed.contents.notes, overwrite=options.overwrite)
         if plan is None:
             shards = write_in_order(place, listed, options, show, first)
         else:
             shards = write_planned(listed, plan, place, job, options, show, first)
         manifest = _manifest(listed, job, options, shards, place, known)
-        destination.finish(place, manifest if known is None else ledger.merged(known, manifest, job, place))
+        destination.complete(place, manifest if known is None else destination.merged(known, manifest, job, place))
     return manifests.load(place.at(manifests.FILE_NAME), place.options)
 
 
@@ -306,11 +310,8 @@ def _refuse(source: Source, place: Place, options: Options) -> None:
     if problem:
         raise ArgumentError(f"executor is given, but {source.location} {problem}", argument="executor")
     if source.is_stream and options.shuffle_seed not in ("auto", None):
-        raise ArgumentError(
-            f"shuffle_seed is {options.shuffle_seed}, but {source.location} can be read in one order only: leave it "
-            f"out, or give a data set with __len__ and __getitem__",
-            argument="shuffle_seed",
-        )
+        problem = f"shuffle_seed is {options.shuffle_seed}, but {source.location} can be read in one order only"
+        raise ArgumentError(f"{problem}: leave it out, or give a data set with __getitem__", argument="shuffle_seed")
     if place.folder is None:
         return
     folder, root = place.folder.resolve(), Path(source.location).resolve()
@@ -323,33 +324,13 @@ def _refuse(source: Source, place: Place, options: Options) -> None:
         )
 
 
-def _warn_if_kept(source: Source, done: Manifest, place: Place) -> None:
-    """Warn if a source made in Python is taken for the one packed before, by some of its samples alone.
-
-    A job that prepares its data by `data_download` comes here at each start on a new node, and only logs it.
-    """
-    by = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(source.kind)
-    if by is not None and (done.num_samples >= LOOKS or (source.is_stream and done.num_bytes > LOOKED_AT_BYTES)):
-        _log.log(
-            logging.INFO if run_once.is_running() else logging.WARNING,
-            "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or more "
-            "have come, pack with overwrite=True",
-            place, f"{done.num_samples:,}", by, source.location,
-        )  # fmt: skip
-
-
 def _manifest(
-    source: Source,
-    job: Job,
-    options: Options,
-    shards: list[WrittenShard],
-    place: Place,
-    known: Manifest | None,
+    source: Source, job: Job, options: Options, shards: list[WrittenShard], place: Place, known: Manifest | None
 ) -> Manifest:
     """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
     contents = source.contents
-    left_out: list[tuple[str | None, LeftOut]] = [(None, one) for one in contents.left_out]
-    left_out += [(shard.listed.name, one) for shard in shards for one in shard.left_out]
+    left_out: list[tuple[str | None, LeftOut]] = [(None, sample) for sample in contents.left_out]
+    left_out += [(shard.listed.name, sample) for shard in shards for sample in shard.left_out]
     destination.save_report(place, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")

@@ -22,10 +22,9 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
-from wdsdist.packing.contents import HEAD, SUSPECT_BYTES, Batch, ShardContents, content_problem
 from wdsdist.packing.destination import Place
+from wdsdist.packing.members import HEAD, SUSPECT_BYTES, Batch, Sample, ShardContents, content_problem, opened, read_all
 from wdsdist.packing.options import OnError
-from wdsdist.packing.payloads import Sample, opened, read_all
 from wdsdist.packing.sources.source import LeftOut
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums

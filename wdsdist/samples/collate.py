@@ -253,7 +253,7 @@ def check_alike(samples: Sequence[Sample]) -> None:
     raise SampleError(
         f"samples {names[0]} and {names[1]} do not have the same fields "
         f"({', '.join(sorted(other.keys() ^ first.keys()))} in one only): name the fields that all samples have, as in "
-        f"fields=('jpg;png', 'cls'), make them alike with transform=, or pass collate_fn="
+        f"fields=('image', 'jpg;png', 'txt?'), make them alike with transform=, or pass collate_fn="
     )
 
 
@@ -288,6 +288,8 @@ def _mismatch(field: str, values: list[Any], keys: Sequence[str], error: Excepti
         )
     elif all(shapes) and shapes[0][1:] == shapes[1][1:]:
         remedy = "to pad arrays, pass batches=batching.TokenBudget(...) or batching.LengthGroups(...) to the loader"
+    elif all(isinstance(value, list) for value in two):
+        remedy = f"decode lists to arrays, as with decode={{{field!r}: lambda data: np.array(json.loads(data))}}"
     else:
         remedy = "make them alike with transform="
     return f"{name} and {forms[other]} in {keys[other]!r}; {remedy}, or pass collate_fn="

@@ -31,11 +31,15 @@ class Fields:
     def __init__(self, fields: Sequence[str] | None) -> None:
         is_list = fields is None or (isinstance(fields, Collection) and not isinstance(fields, str))
         if not is_list or not all(isinstance(field, str) and field.strip() for field in fields or ()):
-            raise ArgumentError(f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')")
+            raise ArgumentError(
+                f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')", argument="fields"
+            )
         self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):
-            raise ArgumentError(f"fields is {fields!r}: two fields have the same name before the first ';'")
+            raise ArgumentError(
+                f"fields is {fields!r}: two fields have the same name before the first ';'", argument="fields"
+            )
         self.names = frozenset(names)
         """The names of the fields; empty if all members are read, under their extensions."""
         self.optional = frozenset(name for name, field in zip(names, fields or (), strict=True) if field.endswith("?"))
@@ -59,6 +63,14 @@ class Fields:
                 self._known.clear()
             chosen = self._known[layout] = tuple(self._chosen(layout))
         return chosen
+
+    def check_extensions(self, known: Collection[str]) -> None:
+        """Raise `ArgumentError` for a field that no sample has; ``known`` are the extensions of all samples."""
+        try:
+            self.choose(tuple(sorted(known)))
+        except SampleError as error:
+            message = f"fields names {error.field!r}, but the data set {error}"
+            raise ArgumentError(message, argument="fields") from None
 
     def members(self, index: ShardIndex, samples: Int64s | None = None) -> Int64s:
         """Return the members of a shard, by their numbers, that the fields of some samples or all are made of."""
@@ -121,7 +133,9 @@ def _alternatives(field: str) -> Iterator[str]:
     """Yield the extensions that a field may have, first the one that names it."""
     for name in field.lower().removesuffix("?").split(";"):
         if "?" in name:
-            raise ArgumentError(f"fields has {field!r}: the '?' of an optional field is its end, as in 'jpg;png?'")
+            raise ArgumentError(
+                f"fields has {field!r}: the '?' of an optional field is its end, as in 'jpg;png?'", argument="fields"
+            )
         yield name
         if name == ANY_IMAGE:
             yield from IMAGE_TYPES

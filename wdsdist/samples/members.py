@@ -71,7 +71,8 @@ class Members:
     @property
     def keys(self) -> list[str]:
         """The keys of the samples."""
-        return [shard.key(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
+        keys = [shard.key_bytes(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
+        return b"\0".join(keys).decode("utf-8", "surrogateescape").split("\0")  # one by one takes twice as long
 
     def replaces(self, row: int, error: Exception) -> bool:
         """Return whether another sample is to replace the one whose making raised an error."""
@@ -120,8 +121,8 @@ class Members:
         try:
             return self.specs[shard].fields.choose(shard.layout(sample))
         except SampleError as error:
-            message = f"sample {shard.key(sample)!r} of {shard.name} {error}"
-            raise self._bad_sample(row, message, error.field, error.reason) from None
+            message = f"sample {shard.key(sample)!r} of {shard.name} {error}; if only some samples lack it, ask for "
+            raise self._bad_sample(row, f"{message}{error.field + '?'!r}", error.field, error.reason) from None
 
     def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
         """Return the batch as columns; ``None`` if its samples differ in their fields, or some are to be replaced.

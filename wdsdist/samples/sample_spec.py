@@ -112,8 +112,8 @@ class Decoder:
     def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
         """Raise `ArgumentError` when ``decode=`` maps an extension that no sample has, which is likely a typo.
 
-        A name that ends in ``"?"`` is allowed, and a usual extension beside another one that samples have, as in
-        functions for all types of images.
+        A name that ends in ``"?"`` is allowed. So is a usual extension if samples have another named one: functions for
+        all types of images may be passed.
 
         Args:
             known: the extensions of all samples.

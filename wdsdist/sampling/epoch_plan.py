@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,12 +143,13 @@ class EpochPlan:
         at_once = max(1, _BLOCK_SAMPLES // self.batch_size)
         while block := list(islice(mine, at_once)):
             line = self.line(self._steps(block), rank=rank)
-            cuts = range(self.batch_size, len(line), self.batch_size)
             positions = line % self.num_samples
             columns = (*order.locate(positions), order.epochs(positions))
-            padding = np.split(line >= self.num_samples, cuts) if self.mark_padding else repeat(None)
-            batches = map(BatchPlan, *(np.split(column, cuts) for column in columns), padding)
-            yield from zip(block, batches, strict=True)
+            padding = line >= self.num_samples
+            for index, number in enumerate(block):
+                part = slice(index * self.batch_size, (index + 1) * self.batch_size)
+                shards, samples, epochs = (column[part] for column in columns)
+                yield number, BatchPlan(shards, samples, epochs, padding[part] if self.mark_padding else None)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, in the order of their first use in each window."""

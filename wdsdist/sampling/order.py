@@ -296,9 +296,9 @@ def _turned(shards: Int64s, lengths: Int64s, start: int) -> tuple[Int64s, Int64s
     ([5, 4, 5], [5, 10, 2], 2)
     """
     ends = np.cumsum(lengths)
-    place = int(np.searchsorted(ends, start, side="right"))
-    first = start - int(ends[place] - lengths[place])
-    shards, lengths = (np.concatenate((line[place:], line[: place + 1])) for line in (shards, lengths))
+    position = int(np.searchsorted(ends, start, side="right"))
+    first = start - int(ends[position] - lengths[position])
+    shards, lengths = (np.concatenate((line[position:], line[: position + 1])) for line in (shards, lengths))
     lengths[0] -= first
     lengths[-1] = first
     return shards, lengths, first

@@ -105,14 +105,14 @@ class OrderConfig:
         part = next((part for part in parts if part.fingerprint == known), None)
         return self if part is None else dataclasses.replace(self, manifest=part)
 
-    def bytes_at_once(self, settings: OrderSettings, here: Identity, ranks: int) -> int:
+    def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
         """Return the most bytes of copies that any ``ranks`` of this node's ranks need at once."""
         from wdsdist.sampling.working_set import Readers, bytes_at_once
 
         readers = Readers(
             counts=self.manifest.counts,
             sizes=np.where(self.manifest.is_copied, self.manifest.needed_sizes, 0),
-            num_replicas=here.world_size,
-            ranks=min(here.local_world_size, here.world_size),
+            num_replicas=identity.world_size,
+            ranks=min(identity.local_world_size, identity.world_size),
         )
         return bytes_at_once(readers, settings, ranks=ranks)

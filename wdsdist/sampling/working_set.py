@@ -17,7 +17,7 @@ from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import BLOCK_SAMPLES
 
 _COPY_BYTES, _COPY_BYTES_OF_A_SAMPLE = 20_480, 80
-"""Bytes that a copy takes beside its shard, about: its index, a map of its chunks, and blocks that are not full."""
+"""Approximate bytes that a copy takes besides its shard: its index, a map of its chunks, and partial blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,8 +58,10 @@ def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
         return NotFoundError(f"{where} does not exist")
     if named := [name for name in names if name.startswith("index-") and name.endswith(".json")]:
         return NotFoundError(f"{where} holds several data sets: name one, such as {where}/{named[0]}")
+    if not (tars := tars_in(location, options)):
+        return NotFoundError(f"{where} holds 0 tar files but no index.json: name a data set or a view in it")
     return NotFoundError(
-        f"{where} holds {len(tars_in(location, options)):,} tar files but no index.json: run `wdsdist index {where}` "
+        f"{where} holds {len(tars):,} tar files but no index.json: run `wdsdist index {where}` "
         f"once for tars, or make a data set of files by `wdsdist pack {where} DEST`"
     )
 
@@ -102,7 +104,7 @@ def by_foreign_counts(
     if differing:
         raise NotFoundError(
             f"{where} holds no index.json, and its {file} does not count what lies there: {len(differing):,} "
-            f"tars, such as {min(differing)}, are in one of the two alone: run `wdsdist index {where}` once"
+            f"tars, such as {min(differing)}, are in only one of the two: run `wdsdist index {where}` once"
         )
     return Manifest.of(
         folder,

@@ -76,8 +76,9 @@ def open(  # noqa: A001
 
         check_rule(key)
     check_flag("allow_elsewhere", allow_elsewhere)
-    seconds = download_timeout
-    deadline = None if seconds is None else storage.Deadline(check_seconds("download_timeout", seconds))
+    deadline = None
+    if download_timeout is not None:
+        deadline = storage.Deadline(check_seconds("download_timeout", download_timeout), "download_timeout")
     manifest = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
     manifest = manifest if generation is None else manifest.at_generation(generation)
     return manifest.staged() if check_flag("stage", stage) else manifest

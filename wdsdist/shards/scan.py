@@ -62,7 +62,7 @@ def scan_shard(
         except ShardDamagedError:
             if tar == path and (codec := compression.codec_of(path)):
                 raise ShardDamagedError(
-                    f"{label} is compressed by {codec}, which its name does not tell: rename it, as to .tar.gz or "
+                    f"{label} is compressed by {codec}, but its name does not say so: rename it, as to .tar.gz or "
                     f".tar.zst, or decompress it"
                 ) from None
             raise
@@ -129,8 +129,8 @@ class _Ranges:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, place: slice) -> bytes:
-        start, stop, _ = place.indices(self._size)
+    def __getitem__(self, span: slice) -> bytes:
+        start, stop, _ = span.indices(self._size)
         if not self._start <= start <= stop <= self._start + len(self._part):
             is_near_end = start >= self._size - _FIRST
             if self._requests >= _TRIED and not is_near_end and start < self._requests * _WORTH_A_REQUEST:

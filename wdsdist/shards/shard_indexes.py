@@ -54,9 +54,9 @@ def shard_index(
     def parse(content: bytes, _: bool) -> ShardIndex:
         return load(content, f"{shown}{SUFFIX}")
 
-    for place in places(location, manifest.base):
+    for location_of_index in places(location, manifest.base):
         try:
-            index = storage.read_until(place, parse, options, deadline=deadline)
+            index = storage.read_until(location_of_index, parse, options, deadline=deadline)
             break
         except NotFoundError:
             pass
@@ -119,11 +119,11 @@ def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
     except OSError as error:
         raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     base = str(path.parent) if listed_in is None else listed_in
-    for place in places(str(path), base):
-        if storage.is_remote(place):
+    for location in places(str(path), base):
+        if storage.is_remote(location):
             continue
         try:
-            index = load(Path(place))
+            index = load(Path(location))
         except OSError as error:  # it does not exist, or its name is longer than the file system allows
             if remedy := open_files_remedy(error):
                 raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error

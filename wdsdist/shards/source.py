@@ -87,8 +87,8 @@ class OpenShard:
         """Its number in the data set."""
         self.picks = picks_of(manifest, number)
         """uint32 [samples]: of a view the chosen samples, by their numbers here; ``None`` if all are."""
-        part, place = manifest.part(number)
-        self.name = storage.split(part.location(place))[1]
+        part, position = manifest.part(number)
+        self.name = storage.split(part.location(position))[1]
         self.dataset = manifest.label(number)
         """The name of its data set, if several are joined."""
         self.index = index
@@ -103,8 +103,7 @@ class OpenShard:
         self._extensions = tuple(extension.lower() for extension in index.extensions)
         self.is_uniform = index.is_uniform  # which the index looks for in all samples
         self._only_layout: tuple[str, ...] | None = None
-        if self.is_uniform:
-            self._only_layout = self.layout(0)
+        self._only_layout = self.layout(0) if self.is_uniform else None
 
     @property
     def num_samples(self) -> int:
@@ -117,8 +116,12 @@ class OpenShard:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
+        return str(self.key_bytes(sample), "utf-8", "surrogateescape")
+
+    def key_bytes(self, sample: int) -> memoryview:
+        """Return the key of a sample as it is stored."""
         starts = self._key_starts
-        return str(self._key_bytes[starts[sample] : starts[sample + 1]], "utf-8", "surrogateescape")
+        return self._key_bytes[starts[sample] : starts[sample + 1]]
 
     def layout(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample's members, in lower case."""
@@ -225,8 +228,8 @@ class _MappedShard(OpenShard):
         from wdsdist.shards.shard_indexes import shard_index
         from wdsdist.shards.tar.fields import END
 
-        part, place = manifest.part(number)
-        self.path = path = storage.local_path(part.location(place))
+        part, position = manifest.part(number)
+        self.path = path = storage.local_path(part.location(position))
         self._file = os.fspath(path)
         index = shard_index(manifest, number)
         try:
@@ -273,5 +276,5 @@ class _MappedShard(OpenShard):
 
 def picks_of(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
     """Return the samples of a shard that a view has, by their numbers there; ``None`` if it is no view."""
-    part, place = manifest.part(number)
-    return None if part.picks is None else part.picks.of_shard(place)
+    part, position = manifest.part(number)
+    return None if part.picks is None else part.picks.of_shard(position)

@@ -90,8 +90,8 @@ def _parts(name: str) -> list[str]:
 def _refuse_command(name: str) -> None:
     if name.startswith("pipe:"):
         raise ArgumentError(
-            f"{name.partition(' ')[0]} ... is a command, and none is run: name the shards by their path or URL, such "
-            f"as s3://bucket/00000.tar, and pass the options of their store as storage_options"
+            f"{name.partition(' ')[0]} ... is a command, which wdsdist does not run: name the shards by their path or "
+            f"URL, such as s3://bucket/00000.tar, and pass the options of their store as storage_options"
         )
 
 

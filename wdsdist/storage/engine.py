@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsdist.errors import DestinationError, StorageError, WdsdistError
-from wdsdist.storage.failures import Attempts, Failure, failure_of, raise_alone
+from wdsdist.storage.failures import Attempts, Failure, failure_of
 from wdsdist.storage.store import Sink, connect, stat
 from wdsdist.storage.urls import StorageOptions, shown
 from wdsdist.storage.waiting import Deadline, Request, policy, under_way
@@ -126,7 +126,13 @@ class Download:
                 self.request.look()
             error = self._error or (self._attempts.error() if self._left else None)
         if error is not None:
-            raise_alone(error)
+            try:
+                raise error from None
+            finally:
+                # `from None` only hides what is being handled: a pickle of the error, or a log of all of it, would show
+                # the arguments of that exception.
+                error.__context__ = None
+                del error  # which holds this frame, and so all that its callers hold, until garbage is collected
         return Transfer(max(0, self.request.bytes), self._retries)
 
     def _fail(self, error: BaseException) -> None:

@@ -7,13 +7,13 @@ status of HTTP, somewhere along the chain of causes.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
 import socket
 import ssl
-import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import PASSING
@@ -77,11 +77,11 @@ class Attempts:
     def __init__(self, location: str, deadline: Deadline | None, *, patience: float) -> None:
         """Begin to count; without a deadline, ``patience`` is the seconds from the first failure on."""
         self._location = location
-        self._deadline = deadline
+        self._deadline = deadline or Deadline(math.inf)
         self._limit = deadline
         self._patience = patience
-        self._began = deadline.began if deadline else time.monotonic()
         self._wrong_lengths = 0
+        self._is_late = False  # by the deadline
         self._cause: Failure | None = None
         self.failures = 0
 
@@ -96,11 +96,16 @@ class Attempts:
             return None
         limit = self._limit = self._limit or Deadline(self._patience)
         if failure.kind == "unreachable" and store_of(self._location) not in _answered:
-            limit = min(limit, Deadline(_MOST_SECONDS_UNREACHABLE, began=self._began), key=lambda each: each.end)
+            soon = Deadline(_MOST_SECONDS_UNREACHABLE, began=self._deadline.began)
+            limit = min(limit, soon, key=lambda each: each.end)
         self._wrong_lengths += failure.kind == "length"
+        if self._wrong_lengths == _MOST_WRONG_LENGTHS:
+            return None
         most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
         pause = (failure.retry_after or 0.0) + _jitter.uniform(0, most)
-        return pause if self._wrong_lengths < _MOST_WRONG_LENGTHS and pause < limit.left() else None
+        is_over = pause >= limit.left()
+        self._is_late = is_over and limit is self._deadline
+        return None if is_over else pause
 
     def succeeded(self) -> None:
         """Note that the store has answered this process."""
@@ -109,35 +114,14 @@ class Attempts:
     def error(self) -> NotFoundError | StorageError:
         """Return the error of the request, with its kind, the attempts and the seconds."""
         cause = self._cause or Failure("timeout", f"{shown(self._location)} cannot be read in time")
-        if cause.kind == "absent":
-            return NotFoundError(str(cause))
-        is_tried_again = cause.kind in _TRIED_AGAIN
-        if not is_tried_again and self.failures == 1:
-            return StorageError(str(cause), kind=cause.kind)
-        seconds = time.monotonic() - self._began
-        parts = [f"{self.failures} attempt{'s'[: self.failures != 1]} in {seconds:.{1 if seconds < 10 else 0}f} s"]
-        if self._deadline is not None and self._deadline.name:
-            if is_tried_again and self._deadline.left() <= policy.longest_pause:
-                parts.append(f"{self._deadline.name}={self._deadline.seconds:g} is the limit")
-            parts.append("a resume from the last checkpoint goes on")
-        return StorageError(f"{cause} ({'; '.join(parts)})", kind=cause.kind)
+        message = str(cause)
+        if self._deadline.name or self.failures > 1 or cause.kind in _TRIED_AGAIN:
+            message += f" {self._deadline.spent(self.failures, is_over=self._is_late)}"
+        return NotFoundError(message) if cause.kind == "absent" else StorageError(message, kind=cause.kind)
 
 
 _answered: set[str] = set()
 """Stores that have answered this process: if their name is not found later, the fault will pass."""
-
-
-def raise_alone(error: BaseException) -> NoReturn:
-    """Raise an error that refers to none of the exceptions that are being handled.
-
-    ``from None`` only hides them from a traceback: ``__context__`` still holds them, with their arguments, for any
-    program that pickles the error, logs all of it, or walks along it.
-    """
-    try:
-        raise error from None
-    finally:
-        error.__context__ = None
-        del error  # which holds this frame, and so all that its callers hold, until garbage is collected
 
 
 def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
@@ -189,7 +173,7 @@ def _what_to_check(location: str, status: int | None, code: str) -> str:
     if status == 407:
         return "check HTTPS_PROXY, or name the host in NO_PROXY"
     if scheme(location) in ("s3", "s3a", "gs", "gcs") and code in ("", "403", "AccessDenied"):
-        return "check the credentials, and the name: who may not list a bucket gets this for what does not exist too"
+        return "check the credentials, and the name: without permission to list, a missing object gives the same answer"
     return f"check the credentials{', or sign the URL again: it may have expired' if '?' in location else ''}"
 
 

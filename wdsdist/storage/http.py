@@ -39,7 +39,7 @@ _MOMENT = struct.pack("@ll", 0, 100_000)
 _CONNECTIONS = 64  # that are kept to one server
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
-"""Variables that name certificates to trust beside the system's, or SSL_CERT_FILE's."""
+"""Variables that name certificates to trust besides the system's or SSL_CERT_FILE's."""
 _HOPS = 10  # redirects
 _REDIRECTS = {301, 302, 303, 307, 308}
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
@@ -240,7 +240,7 @@ def _connections(pid: int, proxy: str | None, *, is_encrypted: bool) -> urllib3.
         headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login)) if login else None
         return urllib3.ProxyManager(proxy, proxy_headers=headers, **pool)
     except ValueError:  # whose message may hold a password
-        raise ValueError("HTTPS_PROXY and HTTP_PROXY must be as http://proxy:3128 is") from None
+        raise ValueError("HTTPS_PROXY and HTTP_PROXY must look like http://proxy:3128") from None
 
 
 def _proxy_for(url: str) -> str | None:

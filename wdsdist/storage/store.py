@@ -162,7 +162,7 @@ def read_until(
     """Read a location until ``parse`` accepts its content; return the value of ``parse``.
 
     A store may give a wrong answer, such as a login page: it is asked again while ``parse`` raises `IndexFormatError`.
-    The same bytes three times are what the store holds: ``parse`` gets true beside them, and its refusal is final.
+    The same bytes three times are what the store holds: ``parse`` gets true with them, and its refusal is final.
     Raises what `read` raises.
     """
     answers: Counter[int] = Counter()
@@ -177,7 +177,9 @@ def read_until(
             return parse(content, is_final)
         except IndexFormatError as error:
             if is_final:
-                raise
+                if deadline is None or not is_remote(location):
+                    raise
+                raise IndexFormatError(f"{error} {deadline.spent(answers.total())}") from None
             from wdsdist.storage.failures import Failure
 
             raise Failure("broken", str(error)) from None
@@ -255,15 +257,11 @@ class LocalStore:
         with Path(path).open("rb") as stream:
             actual = os.fstat(stream.fileno()).st_size
             end = actual if stop is None else stop
-            if end > actual or size not in (None, actual):
-                expected = f"{end if size is None else size:,}"
-                raise StorageError(
-                    f"{path} cannot be read: {actual:,} bytes where there should be {expected}", kind="length"
-                )
             stream.seek(start)
-            content = stream.read(end - start)
-        if len(content) < end - start:
-            raise StorageError(f"{path} cannot be read: it became shorter meanwhile", kind="length")
+            content = stream.read(max(0, min(end, actual) - start))
+        if size not in (None, actual) or len(content) < end - start:
+            problem = f"{actual:,} bytes where there should be {end if size is None else size:,}"
+            raise StorageError(f"{path} cannot be read: {problem}", kind="length")
         sink(start, memoryview(content))
 
     def stat(self, path: str, *, timeout: float) -> Entry:

@@ -62,9 +62,9 @@ def normalise(location: str | os.PathLike[str]) -> str:
     """
     string = os.fspath(location) if isinstance(location, (str, os.PathLike)) else None
     if not isinstance(string, str):
-        raise ArgumentError(f"{location!r} is no path or URL: it must be a string or a Path")
+        raise ArgumentError(f"{location!r} is not a path or URL: it must be a string or a Path")
     if "\0" in string:
-        raise ArgumentError(f"{string!r} is no path or URL: it holds a null character")
+        raise ArgumentError(f"{string!r} is not a path or URL: it holds a null character")
     if is_remote(string):
         return string.rstrip("/")
     path = _of_file_url(string)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wdsdist._util.validation import human
+from wdsdist._util.validation import counted, human
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
@@ -41,6 +41,20 @@ class Deadline:
     def left(self) -> float:
         """Return the seconds until then, 0 afterwards."""
         return max(0.0, self.end - time.monotonic())
+
+    def spent(self, attempts: int, *, is_over: bool = False) -> str:
+        """Return what an error says of the attempts until now: their seconds, this limit if it ended them, what next.
+
+        >>> Deadline(2, "download_timeout").spent(3, is_over=True)
+        '(3 attempts in 0.0 s; download_timeout=2 is the limit; training can resume from the last checkpoint)'
+        """
+        seconds = time.monotonic() - self.began
+        parts = [f"{counted(attempts, 'attempt')} in {seconds:.{1 if seconds < 10 else 0}f} s"]
+        if self.name:
+            if is_over or not self.left():
+                parts.append(f"{self.name}={self.seconds:g} is the limit")
+            parts.append("training can resume from the last checkpoint")
+        return f"({'; '.join(parts)})"
 
 
 @dataclass(slots=True)

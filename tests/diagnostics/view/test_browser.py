@@ -123,7 +123,7 @@ def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifes
     page.keyboard.press("/")
     page.keyboard.type("0007")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=1 key with")
+    page.wait_for_selector("text=1 to 1 of 1 sample, of 12 in all")
     page.goto(url)
     page.fill("#where", '"json.width" >= 108')
     page.press("#where", "Enter")
@@ -169,6 +169,7 @@ def test_every_failure_stands_in_the_same_place(page: Any, serve: Any, data: Man
     for part, message in (
         ("nowhere", "there is no page #/nowhere"),
         ("sample/12", "there is no sample 12"),
+        ("samples?start=24", "there is no sample 24"),
         ("samples?where=nonsense", "where is 'nonsense'"),
         ("columns?where=nonsense", "where is 'nonsense'"),
         ("epoch?ranks=64", "no rank gets a batch"),

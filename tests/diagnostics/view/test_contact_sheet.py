@@ -64,8 +64,3 @@ def test_lines_list_members_with_sizes_and_values(data: Manifest) -> None:
         "json": "{width: 102, big: 1180591620717411303424}", "npy": "float32 [4, 6], 2 to 2", "txt": "caption 2",
         "wav": "audio",
     }  # fmt: skip
-
-
-def test_a_random_choice_is_the_same_each_time() -> None:
-    assert contact_sheet.chosen(1000, 5, 3) == contact_sheet.chosen(1000, 5, 3) != contact_sheet.chosen(1000, 5, 4)
-    assert contact_sheet.chosen(3, 5, 1) == [0, 1, 2]

@@ -33,7 +33,7 @@ def training(manifest: Manifest, rank: int, **more: Any) -> list[Any]:
     return list(loader)
 
 
-CHOICE = epoch.Choice(ranks=2, batch_size=4, seed=7, epoch=3)
+CHOICE = {"ranks": 2, "batch_size": 4, "seed": 7, "epoch": 3}
 
 
 def test_batches_are_those_of_a_loader(photos: Manifest) -> None:

@@ -50,7 +50,7 @@ def test_missing_values_and_values_beyond_the_most_frequent_are_counted(tmp_path
 
 
 def test_examples_of_filters_are_of_columns_that_exist_and_choose_samples(data: Manifest, tmp_path: Path) -> None:
-    assert figures.examples(data) == ['"json.width" >= 101.5', '"cls.bytes" >= 1', '"ids.npy.bytes" >= 231']
+    assert figures.examples(data) == ['"cls" = 0', '"json.width" >= 101.5', '"ids.npy.bytes" >= 231']
     for name in ("it's", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         (tmp_path / "photos" / name / "1.jpg").write_bytes(b"x")

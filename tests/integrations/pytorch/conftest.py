@@ -13,8 +13,7 @@ import pytest
 
 import wdsdist
 from tests.support import tars
-from tests.support.forking import fork_workers
-from tests.support.gloo_ranks import Ranks
+from tests.support.gloo_ranks import Ranks, fork_workers
 
 COUNTS = (9, 0, 14, 1, 13)
 TOTAL = sum(COUNTS)

@@ -103,8 +103,8 @@ def test_two_iterations_at_once_are_both_whole(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "printed", "warning"),
     [
-        ("batch_size=4|", "True", "without set_epoch each pass plays epoch 0"),
-        ("batch_size=4|, num_workers=2, persistent_workers=True", "True", "without set_epoch each pass plays epoch 0"),
+        ("batch_size=4|", "True", "without set_epoch, each pass repeats epoch 0"),
+        ("batch_size=4|, num_workers=2, persistent_workers=True", "True", "each pass repeats epoch 0"),
         pytest.param("|, num_workers=3", "True", "the 3 workers of a foreign DataLoader", marks=pytest.mark.slow),
     ],
 )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.forking import fork_workers
-from tests.support.gloo_ranks import Ranks
+from tests.support.gloo_ranks import Ranks, fork_workers
 from wdsdist import StreamingDataLoader, StreamingDataset
 
 TOTAL = 37

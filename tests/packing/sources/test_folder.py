@@ -7,17 +7,26 @@ import socket
 import tarfile
 import zipfile
 from pathlib import Path
+from urllib.parse import unquote
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.packing import members
-from tests.support.trees import fill
+from tests.support.trees import fill, unpack
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import pack_splits
+from wdsdist.packing.members import Samples
+from wdsdist.packing.options import Options
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.files import SplitsError
+from wdsdist.packing.sources.files import Files, SplitsError
+from wdsdist.packing.sources.listing import Folder, list_samples
 from wdsdist.packing.sources.source import Recognised, Source
+from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.writer import stored_size
 
 
 def extensions(source: Source) -> dict[str, list[str]]:
@@ -89,24 +98,6 @@ def test_a_link_that_cannot_be_followed_is_an_error_or_left_out(tmp_path: Path) 
         (tmp_path / name).unlink()
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("a/1.jpg", "a/1.JPG"), r"sample 'a/1' has a member 'jpg', which is there twice, in capitals or not"),
-        (("1.txt", "caf\udce9.txt"), r"caf\\xe9\.txt has a name that is not UTF-8"),
-        (("1.txt", "1.__key__"), r"sample '1' has a member '__key__', which is no extension"),
-        ((), "holds no file that can be a sample"),
-        ((".hidden", "README"), "holds no file that can be a sample"),
-    ],
-)
-def test_files_that_cannot_be_samples_are_refused_by_name(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
-    for name in names:
-        fill(tmp_path, *([name] if "/" in name else []))
-        (tmp_path / name).touch()
-    with pytest.raises(SourceError, match=message):
-        wdsdist.pack(tmp_path, tmp_path.with_name("dest"))
-
-
 def test_the_fingerprint_stays_with_the_files_and_leaves_with_any_change(tmp_path: Path) -> None:
     root = fill(tmp_path / "here", "1.txt", "2.txt")
     before = find(root).digest
@@ -160,18 +151,11 @@ class TestClassFolders:
             find(tmp_path)
         assert len(find(tmp_path, key="first-dot")) == 2
 
-    @pytest.mark.parametrize(
-        ("files", "message"),
-        [
-            (["a/1.jpg", "top.jpg"], r"holds top\.jpg beside the class folders"),
-            (["1.jpg", "2.jpg"], "holds no sample that can be packed, for no file lies in a class folder"),
-            (["a/1.jpg", "a/1.cls"], r"a/1\.cls gives a class already"),
-            (["a/1.jpg", "c/1.jpg", "b/.1.jpg", "__MACOSX/._1.jpg"], r"class folder .*/b holds no sample"),
-        ],
-    )
-    def test_folders_that_cannot_be_classes_are_refused(self, tmp_path: Path, files: list[str], message: str) -> None:
-        with pytest.raises(SourceError, match=message):
-            find(fill(tmp_path, *files), class_folders=True)
+
+def test_empty_files_and_tables_are_said(tmp_path: Path) -> None:
+    lines = Recognised.of(find(unpack(tmp_path, {"1.jpg": b"x", "2.jpg": b"", "3.txt": b"", "rows.csv": b"a"}))).lines
+    assert "empty files: 2, such as 2.jpg" in lines
+    assert "tables packed as files, not as rows: 1, such as rows.csv" in lines
 
 
 SPLITS = ("train/cat/1.jpg", "train/dog/1.jpg", "train/owl/1.jpg", "val/cat/1.jpg", "val/owl/2.jpg")
@@ -203,3 +187,79 @@ def test_splits_share_the_numbers_of_their_classes(tmp_path: Path, kind: str) ->
     assert [one.extra["classes"] for one in found.values()] == [["cat", "dog", "owl"]] * 2
     val = wdsdist.StreamingDataset(tmp_path / "out" / "val", decode=True, fields=("cls",), shuffle=False)
     assert sorted((val[number]["__key__"], val[number]["cls"]) for number in range(2)) == [("cat/1", 0), ("owl/2", 2)]
+
+
+# Compact listings against what sorting and grouping Python strings gives
+
+
+names = st.text("ab.-/é", min_size=1, max_size=8)
+paths = st.sets(st.lists(names, min_size=1, max_size=3).map("/".join), max_size=30)
+
+
+def opened(files: dict[str, int]) -> dict[bytes, Folder]:
+    """What lies in each folder of a tree."""
+    tree: dict[bytes, Folder] = {b"": Folder()}
+    for number, (path, size) in enumerate(files.items()):
+        *above, name = path.encode().split(b"/")
+        folder = b"".join(part + b"/" for part in above)
+        tree.setdefault(folder, Folder()).add(name, size, mtime_ns=number, position=number)
+    return tree
+
+
+@given(paths, st.randoms())
+def test_samples_are_those_of_sorted_folders(found: set[str], random: object) -> None:
+    valid = [path for path in sorted(found) if split_name(path) and "//" not in path and path[0] != "/"]
+    random.shuffle(valid)  # type: ignore[attr-defined]
+    files = {path: 100 * number for number, path in enumerate(valid)}
+    samples: dict[str, list[str]] = {}
+    for path in sorted(files, key=lambda path: (path[: path.rfind("/") + 1].encode(), path.encode())):
+        samples.setdefault(split_name(path)[0], []).append(path)  # type: ignore[index]
+    result = list_samples(opened(files))
+    assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)
+    in_order = [path for members in samples.values() for path in members]
+    assert [result.path(file) for file in range(len(result.sizes))] == in_order
+    assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
+    assert result.sizes.tolist() == [files[path] for path in in_order]
+    assert result.numbers[:, 1].tolist() == [valid.index(path) for path in in_order]
+    stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
+    assert not stored or result.stored_sizes().tolist() == stored
+
+
+@pytest.mark.parametrize("length", [90, 99, 100, 101, 150, 255, 256, 300])
+def test_stored_sizes_know_long_paths(length: int) -> None:
+    for folder in ("f", "f" * 60, "é" * 30):
+        name = "n" * (length - len(folder.encode()) - 5) + ".bin"
+        result = list_samples(opened({f"{folder}/{name}": 8**11 if length == 90 else 5}))
+        assert result.stored_sizes().tolist() == [stored_size(f"{folder}/{name}", int(result.sizes[0]))]
+
+
+def test_a_listing_takes_few_bytes_beside_the_names() -> None:
+    import tracemalloc
+
+    def listed(count: int) -> Source:
+        tree = Files("a.zip")
+        for number in range(count):
+            tree.add_name(f"{number % 20:03}/{number:08}.jpg", 70_000, number)
+        return tree.source("zip", Options(), lambda listed: Samples(iter, (listed,)), state="")
+
+    listed(100)  # numpy imports some of its modules when they are first needed
+    tracemalloc.start()
+    try:
+        result = listed(10_000)
+        size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(result) == 10_000
+    assert size / 10_000 < 12 + 50
+    assert peak / 10_000 < 12 + 70
+
+
+@given(st.sets(st.text("ab.", min_size=1, max_size=6).map(lambda name: f"k{name}.x"), min_size=1, max_size=12))
+def test_another_rule_groups_files_by_the_keys_that_it_finds(names: set[str]) -> None:
+    result = list_samples(opened(dict.fromkeys(names, 1)), rule="last-dot")
+    keys = [result.key(sample) for sample in range(result.num_samples)]
+    assert keys == sorted({name.rpartition(".")[0].replace(".", "%2E") for name in names}, key=lambda key: unquote(key))
+    listed = result.samples(np.arange(result.num_samples))
+    assert sorted(f"{key}.{extension}" for key, members in listed for extension, _ in members) == sorted(
+        f"{name[:-2].replace('.', '%2E')}.x" for name in names
+    )

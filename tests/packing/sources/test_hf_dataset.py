@@ -80,19 +80,6 @@ def test_a_split_has_to_be_named_if_there_are_several(tmp_path: Path) -> None:
         find(tmp_path / "d")
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        *((state, "names no data files") for state in ("{", "[]", "{}", '{"_data_files": [{"name": 3}]}')),
-        ('{"_data_files": [{"filename": "none.arrow"}]}', "does not hold the data files that its state.json names"),
-    ],
-)
-def test_a_damaged_folder_is_named(tmp_path: Path, state: str, message: str) -> None:
-    (tmp_path / "state.json").write_text(state)
-    with pytest.raises(SourceError, match=message):
-        find(tmp_path)
-
-
 def test_all_rows_tell_one_from_another() -> None:
     digest = find(photos()).digest
     assert find(photos()).digest == digest

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import made
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, WdsdistError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources.python import ItemEncoder
 from wdsdist.shards.tar.member_names import split_name
@@ -58,36 +56,6 @@ def test_what_can_only_be_iterated_over_is_a_stream(source: Any) -> None:
     assert [members[0][1] for _, members in source.contents.stream] == [b"a", b"b"]
 
 
-class Random(Dataset):
-    def __getitem__(self, index: int) -> dict[str, str]:
-        return {"txt": str(torch.rand(()))}
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        *((one, ArgumentError, "neither iterated over nor asked for items") for one in (7, None, object())),
-        (torch.utils.data.Dataset(), ArgumentError, "neither iterated over nor asked for items"),
-        ([], SourceError, "list has no items"),
-        (iter([]), SourceError, "list_iterator gave no samples"),
-        ({"a": {"txt": "a"}}, SourceError, "item 0 of dict cannot be read: KeyError"),
-        (b"photos", SourceError, "item 0 of bytes is a int, not a sample"),
-        (Random(), SourceError, "Random gives another item 0 each time.*: turn random transforms off"),
-    ],
-)
-def test_other_objects_are_refused(source: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        find(source)
-
-
-def test_options_for_other_sources_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.jpg").touch()
-    with pytest.raises(ArgumentError, match=r"class_folders is True, but list is of the kind"):
-        find(SAMPLES, class_folders=True)
-    with pytest.raises(ArgumentError, match=r"encode is .* kind .folder.: only sources of the kind python take it"):
-        find(tmp_path, encode=lambda item: item)
-
-
 @pytest.mark.parametrize("period", [2, 10, 64])
 def test_all_samples_get_the_mean_size_of_a_few(period: int) -> None:
     sizes = find([{"bin": bytes(512 * (number % period == 0))} for number in range(6400)]).contents.sizes
@@ -111,27 +79,6 @@ def test_a_name_in_a_module_is_what_it_names(name: str) -> None:
     assert source.is_stream == (name == "samples")
     if name == "Squares":
         assert source.digest == find(made.squares).digest
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere.at_all:x", "nowhere.at_all:x cannot be imported in .*: ModuleNotFoundError: No module named"),
-        ("tests.support.made:nothing", "has no attribute 'nothing'"),
-        ("tests.support.made:encode", r"calling tests.support.made:encode failed: TypeError: .*missing 1 required"),
-        ("tests.support.made:not_made", "tests.support.made:not_made is 7, which can be neither"),
-        ("broken_made:x", "broken_made:x cannot be imported in .*: ZeroDivisionError"),
-        ("needs_made:x", "ModuleNotFoundError: No module named 'nope'"),
-    ],
-)
-def test_what_goes_wrong_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken_made.py").write_text("1 / 0")
-    (tmp_path / "needs_made.py").write_text("import nope")
-    with pytest.raises(WdsdistError, match=message) as raised:
-        find(name)
-    assert isinstance(raised.value, (NotFoundError, SourceError, ArgumentError))
 
 
 # Items
@@ -161,24 +108,11 @@ def test_what_is_packed_is_read_as_it_was_given(key: str, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["", "./", "/etc/passwd", "a/", "a//b", "../a", "a/../b", "a/./b", "a/0001.v2", ".hidden", "a\nb", "a\0b",
-     "a\ud800", "__meta__/a", 5],
-)  # fmt: skip
-def test_keys_that_readers_would_not_find_again_are_refused(key: Any) -> None:
-    with pytest.raises(SourceError, match=r"^item 7 of photos cannot be packed: sample .*: a key is a string, a path"):
-        sample_of({"__key__": key, "txt": "x"})
-
-
-@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({}, "sample 'a' has no member"),
         ({"__url__": "x"}, "sample 'a' has no member"),
-        *(
-            ({name: b""}, "is no extension that readers would find")
-            for name in ("", "a/b", "a\nb", "a\0b", "__class__", "a\ud800", ".jpg", 3)
-        ),
+        *(({name: b""}, "is no extension that readers would find") for name in ("", "a\nb", "a\ud800", ".jpg", 3)),
         ({"jpg": b"", "JPG": b""}, "is there twice, in capitals or not"),
         ({"bin": object()}, "object"),
         ({"cls": None}, "field 'cls' is None: leave the field out if there is no value"),

@@ -101,20 +101,6 @@ def test_the_tables_of_a_remote_folder_are_packed_together(store: str, extension
         find(f"{store}/val-*.{extension}")
 
 
-@pytest.mark.parametrize(
-    ("extension", "message"),
-    [("tar", r"photos holds 2 files of many samples each, such as 0\.tar: pack or index"),
-     ("/data/t.parquet", r"photos holds 1 files of many samples each, such as data/t\.parquet: .* '.*photos/data'")],
-)  # fmt: skip
-def test_remote_archives_and_tables_are_not_taken_for_samples(store: str, extension: str, message: str) -> None:
-    if extension.startswith("/"):
-        upload(store, {extension[1:]: b"", "README.md": b"notes"})
-    else:
-        upload(store, {f"{number}.{extension}": b"" for number in range(2)} | {"a.jpg": b"x"})
-    with pytest.raises(SourceError, match=message):
-        find(store)
-
-
 def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Path) -> None:
     with MemoryStore({"photos/a.txt": b"a", "photos/b.txt": b"b"}) as store:
         store.plant(Fault("*.txt", "error", verb="read", error=PermissionError("the store is down")))

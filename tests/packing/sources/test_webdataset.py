@@ -98,20 +98,6 @@ def test_the_shards_themselves_are_never_packed_over(tmp_path: Path) -> None:
         pack(tmp_path / "shards", tmp_path / "shards", shard_samples=9, overwrite=True)
 
 
-def test_tars_beside_other_files_are_not_taken_for_all_there_is(tmp_path: Path) -> None:
-    write_tars(tmp_path, {"1.txt": b""})
-    (tmp_path / "photo.jpg").write_bytes(b"")
-    with pytest.raises(SourceError, match=r"holds 1 tar files, such as 000\.tar, beside others, such as photo\.jpg"):
-        find(tmp_path)
-
-
-@pytest.mark.parametrize("key", ["../x", "a/../../x"])
-def test_a_key_that_leads_out_is_refused(tmp_path: Path, key: str) -> None:
-    write_tars(tmp_path, {f"{key}.txt": b""})
-    with pytest.raises(SourceError, match="a key is a string, a path of parts that are not empty"):
-        pack(tmp_path, tmp_path / "dest")
-
-
 def test_a_shard_that_was_replaced_after_it_was_indexed_is_an_error(tmp_path: Path) -> None:
     write_shard(tmp_path / "in.tar", 3)
     local_index(tmp_path / "in.tar")

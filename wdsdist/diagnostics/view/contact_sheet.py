@@ -11,32 +11,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wdsdist._util.files import atomic_write
-from wdsdist._util.validation import check_integer, human
+from wdsdist._util.validation import human
 from wdsdist.diagnostics.view import describe, pictures
 from wdsdist.errors import DestinationError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, shard_name
-from wdsdist.sampling.permutation import permute
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 _LINE = 110
 """Characters of a value on a line."""
-
-
-def chosen(total: int, count: int, seed: int | None) -> list[int]:
-    """Return the numbers of up to ``count`` samples: the first ones, or with a seed a random choice.
-
-    >>> chosen(10, 3, None), len(set(chosen(10, 4, seed=1)))
-    ([0, 1, 2], 4)
-    """
-    count = min(check_integer("count", count, 1, 10_000), total)
-    if seed is None:
-        return list(range(count))
-    check_integer("seed", seed, 0, 2**64 - 1)
-    return sorted(permute(np.arange(count), total, np.uint64(seed)).tolist())
 
 
 def write(reader: MemberReader, numbers: Iterable[int], path: Path, *, title: str, style: describe.Style) -> None:

@@ -129,7 +129,12 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
     if kind in ("image", "audio", "video"):
         return {"kind": kind}
     if kind == "text":
-        return _text(read(0, min(size, limits.text)), size)
+        data = read(0, min(size, limits.text))
+        about: Description = {"kind": "text", "is_cut": len(data) < size}
+        try:
+            return {**about, "text": codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) == size)}
+        except UnicodeDecodeError:
+            return {**about, "text": data.decode("utf-8", "replace"), "note": "not UTF-8"}
     if kind in ("bytes", "pickle"):
         note = "a pickle, which is not loaded" if kind == "pickle" else ""
         return {"kind": "bytes", "hex": read(0, min(size, limits.bytes)).hex(" "), "note": note}
@@ -168,7 +173,11 @@ def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
     start = read(0, min(size, _SNIFFED))
     if extension_of(start) in (*IMAGE_TYPES, *RARE_IMAGE_TYPES):
         return "image"
-    return "text" if _is_text(start) else "bytes"
+    try:
+        string = codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return "bytes"
+    return "text" if all(letter in "\t\n\r\f\x1b" or letter >= " " for letter in string) else "bytes"
 
 
 def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
@@ -199,14 +208,6 @@ def picture(
     if kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw"):
         return pictures.of_array(array_of(name, data, style), side)
     return pictures.of_image(data, side)
-
-
-def _text(data: bytes, size: int) -> Description:
-    about: Description = {"kind": "text", "is_cut": len(data) < size}
-    try:
-        return {**about, "text": codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) == size)}
-    except UnicodeDecodeError:
-        return {**about, "text": data.decode("utf-8", "replace"), "note": "not UTF-8"}
 
 
 def _number(value: int, classes: tuple[str, ...]) -> Description:
@@ -259,14 +260,6 @@ def _array(array: npt.NDArray[Any], limits: Limits) -> Description:
 
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(data)
-    except UnicodeDecodeError:
-        return False
-    return all(letter in "\t\n\r\f\x1b" or letter >= " " for letter in text)
 
 
 def value(field_name: str, value: Any, limits: Limits, style: Style) -> Description:

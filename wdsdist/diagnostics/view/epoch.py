@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.diagnostics.epoch_report import epoch_of, evenly
 from wdsdist.diagnostics.view import describe
@@ -26,13 +26,8 @@ _MOST_SAMPLES = 256
 """Samples of a batch that are made, at most."""
 
 
-class Choice(TypedDict):
-    """An epoch of a training run."""
-
-    ranks: int
-    batch_size: int
-    epoch: int
-    seed: int
+Choice = dict[str, Any]
+"""An epoch of a training run: ``ranks``, ``batch_size``, ``epoch`` and ``seed``."""
 
 
 def picture(manifest: Manifest, choice: Choice) -> dict[str, Any]:
@@ -41,10 +36,10 @@ def picture(manifest: Manifest, choice: Choice) -> dict[str, Any]:
     ranks = evenly(choice["ranks"], _ROWS).tolist()
     batches = evenly(plan.batches_per_rank, _STEPS).tolist()
     positions = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
-    cells: list[list[list[int]]] = []
-    if positions:
-        shards = order.locate(np.concatenate(positions))[0]
-        cells = [_most_frequent(part) for part in np.split(shards, np.cumsum([len(part) for part in positions])[:-1])]
+    shards = order.locate(np.concatenate([np.zeros(0, np.int64), *positions]))[0]
+    cells: list[list[tuple[int, int]]] = []
+    for part in np.split(shards, np.cumsum([len(part) for part in positions]))[:-1]:
+        cells.append(Counter(part.tolist()).most_common(_SHARDS))
     named = sorted({shard for cell in cells for shard, _ in cell})
     return {
         "choice": choice,
@@ -73,8 +68,7 @@ def batch(
         manifest, decode=decode, transform=transform, num_replicas=choice["ranks"], rank=rank, seed=choice["seed"]
     )
     positions = plan.positions(rank=rank, batch=number)[:_MOST_SAMPLES]
-    parts = [part.tolist() for part in (*order.locate(positions), order.epochs(positions))]
-    rows = zip(*parts, strict=True)
+    rows = zip(*(part.tolist() for part in (*order.locate(positions), order.epochs(positions))), strict=True)
     samples = [_made(manifest, dataset.sample_reader, *row, style=style) for row in rows]
     return {"rank": rank, "batch": number, "size": plan.batch_size, "samples": samples}
 
@@ -109,10 +103,3 @@ def _made(
                 described = {"kind": "error", "message": f"{type(error).__name__}: {error}"}
             about["members"].append({"extension": str(name), "about": described})
     return about
-
-
-def _most_frequent(shards: Int64s) -> list[list[int]]:
-    """Return the shards of a batch with how many samples come from each, the most first."""
-    numbers, counts = np.unique(shards, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:_SHARDS]
-    return [[int(numbers[row]), int(counts[row])] for row in order]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.curation import arrays, columns, query
 from wdsdist.curation.column_file import is_free
@@ -84,25 +85,27 @@ def equals(name: str, value: Any) -> str:
 
 
 def examples(manifest: Manifest) -> list[str]:
-    """Return SQL expressions over columns of the data set, as examples: of added columns, classes, or sizes."""
+    """Return SQL expressions over columns of the data set, as examples: of classes, added columns, or sizes."""
     filled = np.flatnonzero(manifest.counts)[:1].tolist()
     part, number = manifest.part(filled[0]) if filled else (manifest, 0)
-    names = [name for name in manifest.columns if not is_free(name) and name != "cls"]
+    is_far = bool(filled) and storage.is_remote(part.location(number))
+    known = [name for name in manifest.columns if not (is_free(name) or name in (CLASS_NAME, columns.CLASS))]
     sizes = [name for name in manifest.columns if name.endswith(".bytes")]
+    classes = [name for name in (CLASS_NAME, columns.CLASS) if name in manifest.columns][:1]
     filters: list[str] = []
-    for name in [*sorted(names, key=lambda name: name != CLASS_NAME), *sizes] if filled else ():
+    for name in [*classes, *known, *sizes] if filled else ():
         try:
             if name == CLASS_NAME:
                 filters.append(equals(name, part.extra["classes"][0]))
-            elif len(filters) < _EXAMPLES:
+            elif len(filters) < _EXAMPLES and not (is_far and name == columns.CLASS):
                 values = arrays.to_numpy(ColumnReader(part, name).read([number]).drop_null())
-                if values.dtype.kind in "if" and len(values):
+                if values.dtype.kind not in "if" or name in classes:
+                    filters += [equals(name, value) for value in values[:1].tolist()]
+                elif len(np.unique(values)) > 1:
                     filters.append(f"{_quoted(name)} >= {np.median(values):.6g}")
-                elif len(values):
-                    filters.append(equals(name, values.tolist()[0]))
         except WdsdistError:  # the page of columns shows why
             continue
-    return filters[:_EXAMPLES]
+    return filters
 
 
 def _quoted(name: str) -> str:

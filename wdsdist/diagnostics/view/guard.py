@@ -40,7 +40,7 @@ class Guard:
 
     Args:
         app: answers what is let through.
-        hosts: names that a request may be for; empty if any may, because a token shows who asks.
+        hosts: names that a request may be for; empty if any may, because a token identifies the client.
         token: what each path must begin with; empty if no token is needed.
     """
 

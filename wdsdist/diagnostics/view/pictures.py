@@ -42,7 +42,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 def of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:
     """Return a picture of an array at most ``side`` pixels long and wide, as bytes and media type.
 
-    Values of uint8, truth values and floats from 0 to 1 are shown as they are, others from the least to the most.
+    Values of uint8, bools and floats from 0 to 1 are shown as they are, others from the least to the most.
 
     Raises `SampleError` for an array that `has_picture` denies.
 

@@ -7,10 +7,10 @@ import functools
 import logging
 import os
 import re
-import secrets
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,12 +23,12 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
-from wdsdist.diagnostics.view import describe, epoch, figures, pictures, search
+from wdsdist.diagnostics.view import describe, epoch, figures, pictures
 from wdsdist.diagnostics.view.epoch import Choice
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.shard_indexes import extensions_in
+from wdsdist.shards.shard_indexes import extensions_in, shard_index
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -42,6 +42,8 @@ _FILES = {"": "text/html", "view.css": "text/css", "view.js": "text/javascript",
 _PIECE = 4 << 20
 """Bytes of a member that are sent at once."""
 _MOST_SAMPLES = 100
+_MOST_PROBLEMS, _SECONDS = 200, 0.4
+"""Problems, and seconds, after which shards are looked at by another request."""
 _CHOICES = 8
 """Expressions whose samples are kept in memory."""
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
@@ -102,11 +104,7 @@ class View:
         """Return some samples of the data set, or of those for which ``where`` is true, from ``start`` on."""
         start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
         numbers: Sequence[int]
-        if "numbers" in request.query_params:
-            words = request.query_params["numbers"].split(",")[:_MOST_SAMPLES]
-            numbers = [int(word) for word in words if word.isdecimal()]
-            total = len(numbers)
-        elif where := request.query_params.get("where"):
+        if where := request.query_params.get("where"):
             chosen = self._chosen_by(where)
             numbers, total = chosen[start : start + count].tolist(), len(chosen)
         else:
@@ -125,27 +123,20 @@ class View:
             smaller, larger = chosen.searchsorted(number), chosen.searchsorted(number, "right")
             before = int(chosen[smaller - 1]) if smaller else None
             after = int(chosen[larger]) if larger < len(chosen) else None
-        columns = {} if "error" in about else self._columns_of(number)
-        shards = self.shards[0] if len(self.shards) == 1 else self.shards
-        code = f"wdsdist.StreamingDataset({shards!r}, decode=True)[{number}]"
-        return {**about, "columns": columns, "code": code, "before": before, "after": after}
-
-    def _columns_of(self, number: int) -> dict[str, str]:
-        """Return the values that the column files have for a sample, as strings."""
-        shard, sample = shard_of(self.manifest, number)
+        columns, (shard, sample) = {}, shard_of(self.manifest, number)
         part, own = self.manifest.part(shard)
-        values = {}
-        for name in self.manifest.columns:
+        for name in () if "error" in about else self.manifest.columns:
             if is_free(name) or name == CLASS_NAME:
                 continue
             try:
-                reader = ColumnReader(part, name)
-                if reader.stored is not None:
+                if (reader := ColumnReader(part, name)).stored is not None:
                     value = reader.read([own])[sample].as_py()
-                    values[name] = "missing" if value is None else str(value)[: describe.PAGE.bytes]
+                    columns[name] = "missing" if value is None else str(value)[: describe.PAGE.bytes]
             except WdsdistError as error:
-                values[name] = str(error)
-        return values
+                columns[name] = str(error)
+        shards = self.shards[0] if len(self.shards) == 1 else self.shards
+        code = f"wdsdist.StreamingDataset({shards!r}, decode=True)[{number}]"
+        return {**about, "columns": columns, "code": code, "before": before, "after": after}
 
     def member(self, request: Request) -> Response:
         """Answer with the bytes of a member, or a range of them, as media that is played or as a file to save."""
@@ -180,14 +171,27 @@ class View:
             content, kind = describe.picture(self.reader, sample, member, side, self.style)
         return Response(content, media_type=kind)
 
-    def keys(self, request: Request) -> Any:
-        """Return the numbers of samples whose keys contain a string."""
-        string = request.query_params.get("text", "")
-        return search.keys(self.manifest, string, shard=_integer(request, "shard", 0))
-
     def problems(self, request: Request) -> Any:
-        """Return shards that are damaged, and samples that were left out."""
-        return search.problems(self.manifest, shard=_integer(request, "shard", 0))
+        """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
+
+        A problem is a shard that is missing, or is not what its index says (``damaged``); or a sample that was ``left
+        out`` when the shard was packed or indexed. The answer comes after a limited time, with the shard at which the
+        next request continues.
+        """
+        items: list[dict[str, str]] = []
+        end, total = time.monotonic() + _SECONDS, len(self.manifest.counts)
+        number = _integer(request, "shard", 0)
+        while number < total:
+            name = shard_name(self.manifest, number)
+            try:
+                for key, reason in shard_index(self.manifest, number).left_out:
+                    items.append({"what": "left out", "shard": name, "key": key, "reason": reason})
+            except WdsdistError as error:
+                items.append({"what": "damaged", "shard": name, "key": "", "reason": str(error)})
+            number += 1
+            if len(items) >= _MOST_PROBLEMS or time.monotonic() >= end:
+                break
+        return {"items": items, "next_shard": number if number < total else None, "num_shards": total}
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
@@ -268,7 +272,7 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
         "/": view.file, "/static/{name}": view.file, f"/api/sample/{sample}": view.sample,
         f"/member/{sample}/{{member:int}}": view.member, f"/picture/{sample}/{{member:int}}": view.picture,
     }  # fmt: skip
-    for name in ("data", "samples", "keys", "problems", "columns", "column", "epoch", "batch"):
+    for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
     routes = [Route(path, _answering(page)) for path, page in pages.items()]
     pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
@@ -316,11 +320,6 @@ def listening(host: str, port: int) -> socket.socket:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
         raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; {remedy}") from error
-
-
-def new_token() -> str:
-    """Return a token that cannot be guessed."""
-    return secrets.token_urlsafe(18)
 
 
 def _answering(make: Callable[[Request], Any]) -> Callable[..., Response]:

@@ -15,7 +15,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.files import open_files_remedy
 from wdsdist._util.host import cpu_count
-from wdsdist._util.shared_memory import UNUSABLE
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import SharedMemoryError, StorageError
 from wdsdist.storage.waiting import LongWait
@@ -29,6 +28,8 @@ _SHORTEST_POLL = 0.01
 
 _LOCKS = "/dev/shm"
 """The system keeps the semaphores of queues there."""
+_UNUSABLE = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
+"""Error numbers if that folder is full, read-only, closed to this user, or missing."""
 
 _MOST_WORKERS = 8
 """Most workers of a rank, by default."""
@@ -121,7 +122,7 @@ def iterate(groups: DataLoader[Any], rank: int) -> Iterator[Any]:
         workers = f"{groups.num_workers} workers"
         if remedy := open_files_remedy(error, "lower num_workers"):
             raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-        if error.errno == errno.ENOSPC or error.errno in UNUSABLE:
+        if error.errno in _UNUSABLE:
             raise SharedMemoryError(
                 f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} "
                 f"that is writable and has room (--shm-size), or pass num_workers=0"

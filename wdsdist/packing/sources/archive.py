@@ -20,8 +20,8 @@ import zlib
 from pathlib import Path
 
 from wdsdist.errors import ShardDamagedError, SourceError
+from wdsdist.packing.members import BrokenPayload, FilePayload, Payload, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Samples
 from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
 from wdsdist.shards.tar.fields import BLOCK
@@ -165,10 +165,8 @@ def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:
     size = path.stat().st_size
     expanded, most = sum(info.file_size for info in infos if not _problem(info)), compression.most_expanded(size)
     if expanded > most:
-        raise SourceError(
-            f"{path} expands to {expanded:,} bytes, more than the {most:,} that {size:,} may be, as a bomb does: if it "
-            f"is not one, unpack it and pack the folder"
-        )
+        problem = f"{path} expands to {expanded:,} bytes, more than the {most:,} that {size:,} may be, as a bomb does"
+        raise SourceError(f"{problem}: if it is not one, unpack it and pack the folder")
 
 
 def _problem(info: zipfile.ZipInfo) -> str:

@@ -8,7 +8,6 @@ Folders such as ``train`` and ``val`` are data sets of their own.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import stat
@@ -21,9 +20,10 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
+from wdsdist.curation.tables import kind_of
 from wdsdist.errors import SourceError
+from wdsdist.packing.members import FilePayload, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import FilePayload, Payload, Sample, Samples
 from wdsdist.packing.sources.listing import (
     Folder,
     ListedSample,
@@ -173,14 +173,19 @@ class Files:
         below = (path[len(root) :] for path in self.folders if path.startswith(root))
         tops = sorted({decoded(path.partition(b"/")[0]) for path in below} - {""})
         splits = sorted(filter(_SPLIT.fullmatch, tops), key=lambda name: ("train" not in name, name))
-        if options.class_folders is None and options.split is None and len(splits) > 1:
+        if options.class_folders is not False and options.split is None and len(splits) > 1:
             error = SplitsError(
                 f"{label} holds the splits {', '.join(splits)}: pack each into a data set of its own by `wdsdist pack "
                 f"{label} DEST --splits` or wdsdist.packing.pack_splits, or all into one by class_folders=False"
             )
             error.splits = tuple(splits)
             raise error
-        rule = options.key or (self._rule_of_images(root) if options.has_classes else None)
+        rule = options.key
+        if options.has_classes and rule is None:
+            inside = [folder.names for path, folder in self.folders.items() if path.startswith(root) and path != root]
+            own = b"".join(inside).split(b"\0")[:-1]
+            if all(map(_IMAGE.search, own)):  # each image is a sample
+                rule = LAST_DOT if any(name.count(b".") > 1 for name in own) else FIRST_DOT
         listing = list_samples(self.folders, root, rule or FIRST_DOT)
         wrong = {int(listing.samples_of(np.array(file))): why for file, why in sorted(listing.problems.items())}
         left_out = sorted(self.left_out, key=lambda sample: sample.key)
@@ -189,10 +194,8 @@ class Files:
             raise SourceError(f"{shown(label)}/{left_out[0].reason}; or leave it out with on_error='skip'")
         if not listing.num_samples:
             counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
-            raise SourceError(
-                f"{label} holds no file that can be a sample{f' (skipped: {counts})' if counts else ''}: is it the "
-                f"right one?"
-            )
+            why = f" (skipped: {counts})" if counts else ""
+            raise SourceError(f"{label} holds no file that can be a sample{why}: is it the right one?")
         if options.kind is None:
             _refuse_containers(label, listing)
         if rule is None:
@@ -209,40 +212,34 @@ class Files:
             first = shown(listing.path(int(listing.sample_files[stray[0]])))
             count = int(np.diff(listing.sample_files)[stray].sum())
             skipped[f"file beside the class folders, such as {first}"] = count
-        parts = (
-            f"{state}\0{classes}\0{listing.digest}\n",
-            *(f"{sample.key}\0{sample.reason}\n" for sample in left_out),
-        )
+        state = f"{state}\0{classes}\0{listing.digest}\0{left_out}"
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}
         facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
         if tops and classes is None:
-            facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
-            if options.class_folders is None and len(tops) > 1:
-                facts["folders"] += "; class_folders=True makes them classes"
+            more = "; class_folders=True makes them classes" if options.class_folders is None and len(tops) > 1 else ""
+            facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys{more}"
+        tables = [kind_of(f"x.{extension}") is not None for extension in listing.extensions]
+        for title, chosen in (
+            ("empty files", listing.sizes == 0),
+            ("tables packed as files, not as rows", np.array(tables)[listing.extension_ids]),
+        ):
+            if len(files := np.flatnonzero(chosen)):
+                facts[title] = f"{len(files):,}, such as {shown(listing.path(int(files[0])))}"
 
         def load() -> Contents:
-            contents = Contents(
-                sizes=listing.stored_sizes(),
-                take=lambda indices: samples(listing.samples(indices)),
+            return Contents(
+                sizes=listing.stored_sizes()[numbers],
+                take=lambda indices: samples(listing.samples(numbers[indices])),
                 notes=notes,
                 left_out=tuple(left_out),
                 members=listing.members(numbers),
                 facts=facts,
                 of_files=of_files,
             )
-            return contents if len(numbers) == listing.num_samples else contents.only(numbers)
 
-        return Source(kind, label, hashlib.sha256("".join(parts).encode()).hexdigest(), load)
-
-    def _rule_of_images(self, root: bytes) -> str | None:
-        """Return the key rule by which each image in class folders is a sample; ``None`` if there are other files."""
-        names = [name for path, folder in self.folders.items() if path.startswith(root) and path != root
-                 for name in folder.list()]  # fmt: skip
-        if not all(map(_IMAGE.search, names)):
-            return None
-        return LAST_DOT if any(name.count(b".") > 1 for name in names) else FIRST_DOT
+        return Source(kind, label, state, load)
 
 
 def _find_classes(
@@ -261,10 +258,8 @@ def _find_classes(
     stray = np.unique(listing.samples_of(np.flatnonzero(~inside)))
     data = np.isin(listing.extension_ids, listing.extension_ids[inside]) & ~inside
     if data.any():
-        raise SourceError(
-            f"{label} holds {listing.path(int(data.argmax()))} beside the class folders: move it into one of them, or "
-            f"pack with class_folders=False"
-        )
+        problem = f"{label} holds {listing.path(int(data.argmax()))} beside the class folders"
+        raise SourceError(f"{problem}: move it into one of them, or pack with class_folders=False")
     labels = np.array([one.lower() == "cls" for one in listing.extensions], np.bool_)[listing.extension_ids]
     if labels.any():
         raise SourceError(
@@ -272,10 +267,8 @@ def _find_classes(
         )
     filled = {folder.partition("/")[0] for folder in listing.folders} - {""}
     if options.classes is None and (empty := sorted(set(folders) - filled)):
-        raise SourceError(
-            f"class folder {label}/{empty[0]} holds no sample, and its number would shift the classes after it: "
-            f"remove it, or pack with class_folders=False"
-        )
+        problem = f"class folder {label}/{empty[0]} holds no sample, and its number would shift the classes after it"
+        raise SourceError(f"{problem}: remove it, or pack with class_folders=False")
     known = options.classes or ()
     return (*known, *sorted(filled - set(known))), stray
 
@@ -293,9 +286,9 @@ def _refuse_containers(label: str, listing: Listing) -> None:
         files = np.flatnonzero(np.array(wrong)[listing.extension_ids])
         path = shown(listing.path(int(files[0])))
         raise SourceError(
-            f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index the folder or "
-            f"pattern that names those, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other "
-            f"libraries with these, and pack what a generator yields; if each file is a sample, pass kind='folder'"
+            f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index their folder or "
+            f"pattern, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other libraries with these, "
+            f"and pack what a generator yields; if each file is a sample, pass kind='folder'"
         )
 
 
@@ -305,12 +298,16 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
     if candidate.names is None:
         return None
     files, status = Files(str(root)), root.stat()
+    # Each folder to list, with the identities of the folder and of those around it.
     todo = [(b"", frozenset({(status.st_dev, status.st_ino)}))]
     while todo:
         path, above = todo.pop()
         try:
             with os.scandir(os.fsencode(root) + b"/" + path) as entries:
-                todo += [inner for entry in entries if (inner := _add(files, path, entry, above)) is not None]
+                for entry in entries:
+                    if (identity := _add(files, path, entry, above)) is not None:
+                        files.folders[inner := path + entry.name + b"/"] = Folder()
+                        todo.append((inner, above | {identity}))
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, f"{root}/")
@@ -323,22 +320,21 @@ def _local(above: str, path: str, size: int, _: int) -> FilePayload:
     return FilePayload(above + path, size)
 
 
-_Above = frozenset[tuple[int, int]]
-"""The identities of the folders around a folder, and its own."""
-
-
-def _add(files: Files, path: bytes, entry: os.DirEntry[bytes], above: _Above) -> tuple[bytes, _Above] | None:
-    """Add an entry of the folder at a path if it is a file; return it if it is a folder to list."""
+def _add(
+    files: Files, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """Add an entry of the folder at a path if it is a file; return the identity of a folder that is to be listed."""
     inner = path + entry.name
     name = decoded(inner)
     if entry.name.startswith(b"."):
         files.skipped[HIDDEN] += 1
         return None
+    is_member = split_name(name) is not None
     try:
         status = entry.stat()
     except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
         is_gone = isinstance(error, FileNotFoundError)
-        if split_name(name) is not None:
+        if is_member:
             what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
             files.add(path, entry.name, 0, f"{what}: repair it or remove it")
         elif is_gone:
@@ -353,9 +349,8 @@ def _add(files: Files, path: bytes, entry: os.DirEntry[bytes], above: _Above) ->
         elif identity in above:  # followed, it would be listed without end
             files.skipped["link to a folder around it"] += 1
         else:
-            files.folders[inner + b"/"] = Folder()
-            return inner + b"/", above | {identity}
-    elif split_name(name) is None:
+            return identity
+    elif not is_member:
         files.skipped[why_skipped(name)] += 1
     elif not stat.S_ISREG(status.st_mode):
         files.skipped["device, pipe or socket"] += 1

@@ -6,7 +6,6 @@ Source: Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten di
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import re
 import struct
@@ -21,8 +20,8 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
+from wdsdist.packing.members import Sample, Samples, sample_size
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import Sample, Samples, sample_size
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.storage import compression
 
@@ -46,21 +45,19 @@ def _samples(
 
 def find(candidate: Candidate, options: Options) -> Source | None:
     """Return the IDX set that a path names: its images file, a prefix, or the folder that holds it alone."""
-    path = candidate.path
+    path, notes = candidate.path, dict[str, Any]()
     if (match := _NAME.fullmatch(path.name)) is not None and path.is_file():
         if match["role"] == "labels":
             raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
-        files = {**_sets(path.parent).get(match["prefix"], {}), "images": path}
-        return _source(path.parent / match["prefix"], files, {})
-    notes: dict[str, Any] = {}
-    if candidate.names is None:
+        sets = {match["prefix"]: {**_sets(path.parent).get(match["prefix"], {}), "images": path}}
+        path = path.parent / match["prefix"]
+    elif candidate.names is None:
         sets = {} if path.exists() else _sets(path.parent)
     else:
         sets = _sets(path) if any("-images" in name for name in candidate.names) else {}
         if len(sets) > 1:
-            raise SourceError(
-                f"{path} holds the IDX sets {' and '.join(sorted(sets))}: name one, for instance {path / max(sets)}"
-            )
+            problem = f"{path} holds the IDX sets {' and '.join(sorted(sets))}"
+            raise SourceError(f"{problem}: name one, for instance {path / max(sets)}")
         if others := sum(_NAME.fullmatch(name) is None for name in candidate.names):
             notes = {"skipped": {"file beside the IDX set": others}}
         path = path / next(iter(sets), "")
@@ -79,17 +76,12 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     start = 4 + 4 * magic[3] if len(magic) == 4 else 4
     is_idx = magic[:2] == b"\0\0" and len(magic) == 4 and magic[2] in _TYPES and 0 < magic[3] <= _MOST_DIMENSIONS
     if not is_idx or len(content) < start:
-        raise SourceError(
-            f"{label} is no IDX file, or ends within its header: it starts with {magic!r}, not with two zeros, a type "
-            f"code, the number of dimensions, at most {_MOST_DIMENSIONS}, and their sizes"
-        )
+        raise SourceError(f"{label} is no IDX file, or ends within its header, which starts with {magic!r}")
     dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
     size, expected = len(content) - start, math.prod(shape) * dtype.itemsize
     if 0 in shape or size != expected:
-        raise SourceError(
-            f"{label} holds {size:,} bytes of data but its header ({' x '.join(map(str, shape))} of {dtype.itemsize} "
-            f"bytes) asks for {expected:,}, and for at least one value: fetch it again"
-        )
+        header = f"its header ({' x '.join(map(str, shape))} of {dtype.itemsize} bytes) asks for {expected:,}"
+        raise SourceError(f"{label} holds {size:,} bytes of data but {header}, and one value at least: fetch it again")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
@@ -98,10 +90,8 @@ def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> So
     images, labels = stamps["images"], stamps.get("labels")
     count = len(_load(images))
     if labels is not None and (_load(labels).shape != (count,) or _load(labels).dtype.kind not in "ui"):
-        raise SourceError(
-            f"{labels.path} does not hold one whole number for each of the {count:,} images of "
-            f"{files['images'].name}: its shape is {_load(labels).shape}"
-        )
+        problem = f"{labels.path} does not hold one whole number for each of the {count:,} images"
+        raise SourceError(f"{problem} of {files['images'].name}: its shape is {_load(labels).shape}")
     digits = max(6, len(str(count - 1)))
 
     def take(indices: Int64s) -> Samples:
@@ -110,10 +100,8 @@ def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> So
     # All samples take the same room: keys are equally long, and every label fits in one block.
     size = sample_size(next(iter(take(np.zeros(1, np.int64)))))
     contents = Contents(sizes=np.full(count, size, np.int64), take=take, notes=notes)
-    of_files = [f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\n" for file in (images, labels) if file]
-    return Source(
-        "idx", str(location), hashlib.sha256("".join(["idx\n", *of_files]).encode()).hexdigest(), lambda: contents
-    )
+    state = "".join(f"{Path(file.path).name}\0{file[1:]}\n" for file in (images, labels) if file)
+    return Source("idx", str(location), state, lambda: contents)
 
 
 def _sets(folder: Path) -> dict[str, dict[str, Path]]:

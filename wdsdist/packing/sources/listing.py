@@ -57,10 +57,6 @@ class Folder:
         self.names += name + b"\0"
         self.numbers.extend((size, mtime_ns, position))
 
-    def list(self) -> list[bytes]:
-        """Return the names of the files."""
-        return bytes(self.names).split(b"\0")[:-1]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
@@ -116,13 +112,9 @@ class Listing:
 
     def key(self, sample: int) -> str:
         """Return the sample key (``__key__``) that the shards will hold."""
-        return self.member_name(int(self.sample_files[sample]))[0]
-
-    def member_name(self, file: int) -> tuple[str, str]:
-        """Return the key and the extension of the member that a file becomes."""
-        extension = self.extensions[self.extension_ids[file]]
-        key = self.path(file)[: -len(extension) - 1]
-        return key if self.key_rule == FIRST_DOT else escaped(key), extension
+        file = int(self.sample_files[sample])
+        key = self.path(file)[: -len(self.extensions[self.extension_ids[file]]) - 1]
+        return key if self.key_rule == FIRST_DOT else escaped(key)
 
     def members(self, samples: Int64s) -> Counter[str]:
         """Count how many of some samples have each member, by its extension in lower case."""
@@ -135,22 +127,14 @@ class Listing:
         return +members
 
     def stored_sizes(self) -> Int64s:
-        """int64 [samples]: bytes that each sample takes in a tar.
-
-        The size of a sample with a problem is not exact: its names may be no UTF-8.
-        """
-        if not self.num_samples:
-            return np.empty(0, np.int64)
-        has_label = self.classes is not None
-        samples = np.add.reduceat(self.sizes + BLOCK + -self.sizes % BLOCK, self.sample_files[:-1])
-        samples += 2 * BLOCK * has_label
+        """int64 [samples], one at least: bytes that each takes in a tar; not exact for a sample with a problem."""
+        sizes = np.add.reduceat(self.sizes + BLOCK + -self.sizes % BLOCK, self.sample_files[:-1])
+        sizes += 0 if self.classes is None else 2 * BLOCK
         odd = np.setdiff1d(self.samples_of(self.odd), self.samples_of(np.array(list(self.problems), np.int64)))
         for sample, (key, members) in zip(odd.tolist(), self.samples(odd), strict=True):
-            samples[sample] = sum(
-                stored_size(f"{key}.{extension}", len(file) if isinstance(file, bytes) else file[1])
-                for extension, file in members
-            )
-        return samples
+            lengths = ((name, len(file) if isinstance(file, bytes) else file[1]) for name, file in members)
+            sizes[sample] = sum(stored_size(f"{key}.{extension}", size) for extension, size in lengths)
+        return sizes
 
     def samples(self, numbers: Int64s) -> list[ListedSample]:
         """Return some samples, by their numbers, for the process that writes them."""
@@ -181,31 +165,29 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
     a problem.
 
     Raises `ArgumentError` for a name in which the key rule finds no key.
-
-    >>> folders = {b"": Folder(), b"a/": Folder()}
-    >>> for folder in folders.values():
-    ...     folder.add(b"2.jpg", 10)
-    ...     folder.add(b"2.cls", 10)
-    >>> listing = list_samples(folders)
-    >>> [listing.key(sample) for sample in range(listing.num_samples)], listing.path(2)
-    (['2', 'a/2'], 'a/2.cls')
     """
     paths, folder_files, extensions, problems = list[str](), [0], dict[bytes, int](), dict[int, str]()
     # What grows is the array in the end: lists of arrays would be held twice when they are joined.
     name_bytes, numbers = bytearray(), bytearray()
     name_ends, starts, extension_ids, odd = array("q", [0]), array("q"), array("i"), array("q")
-    digest, is_first_dot = hashlib.sha256(rule.encode()), rule == FIRST_DOT
+    digest, is_first_dot, cut = hashlib.sha256(rule.encode()), rule == FIRST_DOT, cutter(rule)
     for folder_path in sorted(path for path in folders if path.startswith(root)):
         folder, path = folders.pop(folder_path), folder_path[len(root) :]
         if not folder.names:
             continue
-        names, order = folder.list(), list[int]()
+        names, order = bytes(folder.names).split(b"\0")[:-1], list[int]()
         for number in sorted(range(len(names)), key=names.__getitem__):
             if order and names[order[-1]] == names[number]:
                 folder.problems[names[number]] = f"{shown(path + names[number])} is there twice: remove one"
             else:
                 order.append(number)
-        keys = {} if is_first_dot else {names[number]: _key(path, names[number], rule) for number in order}
+        keys: dict[bytes, bytes] = {}
+        for name in [] if is_first_dot else [names[number] for number in order]:
+            if (dot := cut(decoded(name))) <= 0:
+                raise ArgumentError(
+                    f"key is {rule!r}, which finds no key in {shown(path + name)}: give another rule", argument="key"
+                )
+            keys[name] = decoded(name)[:dot].encode("utf-8", "surrogateescape")
         if keys:  # names in their order may be in another order than their keys
             order.sort(key=lambda number: keys[names[number]])
         ordered = [names[number] for number in order]
@@ -245,14 +227,3 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
         digest=digest.hexdigest(),
         key_rule=rule,
     )
-
-
-def _key(path: bytes, name: bytes, rule: str) -> bytes:
-    """Return the key in a name by a rule other than the first dot. Raises `ArgumentError` if it finds none."""
-    string = decoded(name)
-    dot = cutter(rule)(string)
-    if dot <= 0:
-        raise ArgumentError(
-            f"key is {rule!r}, which finds no key in {shown(path + name)}: give another rule", argument="key"
-        )
-    return string[:dot].encode("utf-8", "surrogateescape")

@@ -25,14 +25,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wdsdist._util.pools import Carried, apart
+from wdsdist._util.pools import Carried, run_in_subprocess
 from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import encoders
-from wdsdist.packing.contents import check_extensions, check_key
+from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, sample_size
 from wdsdist.packing.options import Encode, OnError, Options
-from wdsdist.packing.payloads import Payload, Sample, Samples, broken, numbered, sample_size
 from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
 
@@ -156,11 +155,9 @@ class ItemEncoder:
             raise SourceError(f"encode failed on {name}: {type(error).__name__}: {error}") from error
         if not isinstance(fields, Mapping):
             what = f"{name} is" if self.function is None else f"encode returned for {name}"
-            raise SourceError(
-                f'{what} a {type(fields).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}: give encode=, a '
-                f"function that makes a sample of it"
-            )
-        key = fields.get("__key__", numbered(number))
+            problem = f'{what} a {type(fields).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}'
+            raise SourceError(f"{problem}: give encode=, a function that makes a sample of it")
+        key = fields.get("__key__", f"{number:09d}")
         try:
             key = key.removeprefix("./") if isinstance(key, str) else key
             check_key(key)
@@ -180,39 +177,39 @@ class ItemEncoder:
         except SourceError as error:
             if self.on_error == "raise":
                 raise
-            return broken(numbered(number), error)
+            return broken(f"{number:09d}", error)
 
     def _encoded(self, name: str, value: Any) -> bytes:
         if value is None:
             raise SourceError(f"field {name!r} is None: leave the field out if there is no value")
-        if encoders.can_encode(name) or not (hasattr(value, "dtype") and hasattr(value, "shape")):
+        if encoders.encoder_of(name) or not (hasattr(value, "dtype") and hasattr(value, "shape")):
             return encoders.encode(name, value)
-        array = np.ascontiguousarray(value)
+        try:
+            array = np.ascontiguousarray(encoders.array_of(value))  # a scalar has one row
+        except TypeError as error:
+            raise SourceError(f"field {name!r}: {error}") from error
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype.kind not in "biufc" or 0 in array.shape[1:]:
-            raise SourceError(f"an array of {array.dtype} {list(array.shape)} cannot be stored: give numbers")
+            problem = f"field {name!r}: an array of {array.dtype} {list(array.shape)} cannot be stored"
+            raise SourceError(f"{problem}: give numbers")
         # The first dimension of each follows from its bytes.
-        own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]] if array.shape else []}
+        own: dict[str, Any] = {"dtype": array.dtype.str, "shape": [None, *array.shape[1:]]}
         known = self.arrays.setdefault(name.lower(), own) if self.learns else self.arrays.get(name.lower())
         if known is None:
             raise SourceError(f"field {name!r} holds an array, but not in the first samples: name it {name}.npy")
         if known != own:
             type_name, first = (f"{np.dtype(kind['dtype']).name} {kind['shape']}" for kind in (own, known))
-            raise SourceError(
-                f"field {name!r} holds {type_name}, but {first} in the first samples: make all alike, or name it "
-                f"{name}.npy"
-            )
+            problem = f"field {name!r} holds {type_name}, but {first} in the first samples"
+            raise SourceError(f"{problem}: make all alike, or name it {name}.npy")
         return array.tobytes()
 
 
-def _looked_at(
-    kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder
-) -> tuple[int, str, dict[str, Any]]:
-    """Return what samples that were made beforehand show of a source.
+_Looks = tuple[int, str, dict[str, Any]]
+"""What samples that were made beforehand show of a source: the mean bytes of a sample in a tar; a digest of the
+samples, and of the number of items if it is known; and the ``notes`` and ``members`` of `Contents`."""
 
-    That is the mean bytes of a sample in a tar; a digest of the samples, and of the number of items if it is known; and
-    the ``notes`` and ``members`` of `Contents`.
-    """
+
+def _looked_at(kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:
     members_of_all = Counter(extension.lower() for _, members in samples for extension, _ in members)
     state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
     for key, members in samples:
@@ -246,9 +243,12 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
     length = len(dataset)
     if not length:
         raise SourceError(f"{encode.source} has no items: is it the right data set?")
-    numbers, carried = spread(length), Carried(dataset)
+    # The first, the last, and one somewhere in each stretch between: equal distances could fall in step with the data,
+    # such as with classes that take turns.
+    numbers = sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
+    carried = Carried(dataset)
     # Data sets open files when they are first asked for an item, as workers of a DataLoader want it.
-    size, digest, about = apart(_look, carried, Carried(encode), numbers, length)
+    size, digest, about = run_in_subprocess(_look, carried, Carried(encode), numbers, length)
     encoder = Carried(replace(encode, arrays=about["notes"].get("arrays", {}), learns=False))
     contents = Contents(
         sizes=np.full(length, size, np.int64),
@@ -259,23 +259,10 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
     return Source("dataset", encode.source, digest, lambda: contents)
 
 
-def spread(length: int) -> list[int]:
-    """Return the numbers of the items to look at: the first, the last, and one somewhere in each stretch between.
-
-    Equal distances could fall in step with the data, such as with classes that take turns.
-    """
-    return sorted({*(int((n + n * _GOLDEN % 1) * length / LOOKS) for n in range(LOOKS)), length - 1})
-
-
-def _look(
-    dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int
-) -> tuple[int, str, dict[str, Any]]:
+def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
     samples = list(_samples(dataset, encode, numbers))
     if next(_samples(dataset, encode, numbers)) != samples[0]:
-        raise SourceError(
-            f"{encode.value.source} gives another item 0 each time, so that it could not be packed twice alike: turn "
-            f"random transforms off"
-        )
+        raise SourceError(f"{encode.value.source} gives another item 0 each time: turn random transforms off")
     return _looked_at("dataset", length, samples, encode.value)
 
 
@@ -292,9 +279,8 @@ def _stream(items: Iterable[Any], encode: ItemEncoder) -> Source:
                 yield number, item
                 number += 1
         except Exception as error:
-            raise SourceError(
-                f"{encode.source} failed at sample {number:,}: {type(error).__name__}: {error}"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise SourceError(f"{encode.source} failed at sample {number:,}: {reason}") from error
 
     rest, first, left = numbered_items(), list[Sample](), LOOKED_AT_BYTES
     looked = (encode.or_broken(item, number) for number, item in rest)

@@ -16,8 +16,8 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.curation.tables import kind_of
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
+from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import BrokenPayload, Payload, Sample, Samples
 from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred

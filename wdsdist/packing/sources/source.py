@@ -13,7 +13,7 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
-from wdsdist.packing.payloads import Sample
+from wdsdist.packing.members import Sample
 from wdsdist.packing.sources.listing import shown
 
 SCRATCH_SUFFIX = "-source"
@@ -32,7 +32,7 @@ SCRATCH_SUFFIX = "-source"
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
 
-_MOST_MEMBERS, _MOST_SKIPPED = 12, 8  # that a summary shows
+_MOST_MEMBERS = 12  # that a summary shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,6 @@ class Contents:
     stream: Iterator[Sample] | None = field(default=None, repr=False)
     """The samples of an iterable, which can be read once, in one order; they have no numbers and no sizes."""
 
-    def only(self, kept: Int64s) -> Contents:
-        """Return some of the samples, given by their numbers in rising order."""
-        blocks = self.blocks and self.blocks._replace(cuts=np.searchsorted(kept, self.blocks.cuts))
-        return replace(self, sizes=self.sizes[kept], take=lambda indices: self.take(kept[indices]), blocks=blocks)
-
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -113,8 +108,8 @@ class Source:
     """One word, such as ``"folder"`` or ``"idx"``."""
     location: str
     """Where it lies, for messages."""
-    digest: str
-    """Digest (fingerprint) of the source: names, sizes and times of its files, or whatever else changes with it."""
+    state: str
+    """Names, sizes and times of its files, or whatever else changes with the source, or a digest of these."""
     load: Callable[[], Contents] = field(repr=False)
     """Called once. Temporary files may go with what it returns."""
     folders: frozenset[str] = frozenset()
@@ -123,6 +118,11 @@ class Source:
     @functools.cached_property
     def contents(self) -> Contents:
         return self.load()
+
+    @property
+    def digest(self) -> str:
+        """The fingerprint of the source."""
+        return hashlib.sha256(f"{self.kind}\0{self.state}".encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
     def is_stream(self) -> bool:
@@ -152,11 +152,9 @@ class Recognised:
     def of(cls, source: Source) -> Recognised:
         """Summarise a source."""
         contents = source.contents
-        count = len(source) if contents.stream is None else None
-        notes, left_out = contents.notes, contents.left_out
+        notes, left_out, count = contents.notes, contents.left_out, None if source.is_stream else len(source)
         lines = [f"recognised: {source.kind}, {source.location}"]
-        if count is not None:
-            lines[0] += f", {counted(count, 'sample')}"
+        lines[0] += "" if count is None else f", {counted(count, 'sample')}"
         common = sorted(contents.members.items(), key=lambda item: (-item[1], item[0]))
         shown_members = [f"{extension} in {number:,}" for extension, number in common[:_MOST_MEMBERS]]
         if len(common) > _MOST_MEMBERS:
@@ -175,15 +173,12 @@ class Recognised:
             lines.append(f"array: {field_name}, {kind['dtype']} of shape {shape}")
         if rule := notes.get("source_key_rule"):
             lines.append(f"keys: by {rule}, with dots written as %2E")
-        skipped = list(notes.get("skipped", {}).items())
-        lines += [f"skipped: {number:,} x {what}" for what, number in skipped[:_MOST_SKIPPED]]
-        if len(skipped) > _MOST_SKIPPED:
-            lines.append(f"skipped: {len(skipped) - _MOST_SKIPPED:,} further kinds of entries")
+        lines += [f"skipped: {number:,} x {what}" for what, number in notes.get("skipped", {}).items()]
         if renamed := notes.get("renamed_keys"):
             lines.append(f"renamed: {counted(renamed, 'key')} that an earlier shard has too, by a number, such as 01~2")
         if left_out:
-            first = left_out[0]
-            lines.append(f"left out: {counted(len(left_out), 'sample')}, such as {first.key}: {first.reason}")
+            such = f"{left_out[0].key}: {left_out[0].reason}"
+            lines.append(f"left out: {counted(len(left_out), 'sample')}, such as {such}")
         return cls(source.kind, source.location, count, tuple(lines))
 
     def __str__(self) -> str:
@@ -207,16 +202,17 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        owner = os.getpid()
+
+        def remove() -> None:
+            if os.getpid() == owner:  # not in a child that was forked with the object
+                shutil.rmtree(folder, ignore_errors=True)
+
         # Only a process that is killed leaves it; the next run into the same folder removes it.
-        weakref.finalize(contents, _remove, folder, os.getpid())
+        weakref.finalize(contents, remove)
         return contents
 
-    return Source(kind, location, hashlib.sha256(f"{kind}\0{state}".encode()).hexdigest(), load)
-
-
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a child that was forked with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    return Source(kind, location, state, load)
 
 
 class FileStamp(NamedTuple):

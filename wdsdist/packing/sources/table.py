@@ -7,7 +7,6 @@ that they name; the rows of a shard are read again where they are written.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import os
 import re
@@ -153,10 +152,8 @@ def _listed(
     notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
     notes["columns"] = {column.name: column.member for column in columns if column.name}
     contents = replace(contents, notes=notes, left_out=(*bad, *contents.left_out))
-    state = hashlib.sha256(f"{kind}\0{notes}\0{digest}\n".encode("utf-8", "surrogatepass"))
-    names = [f"{os.path.relpath(stamp.path, home)}\0{stamp.size}\0{stamp.mtime_ns}\n" for stamp in stamps]
-    state.update("".join([*names, *map(str, contents.left_out)]).encode("utf-8", "surrogatepass"))
-    return Source(kind, label, state.hexdigest(), lambda: contents)
+    files = [(os.path.relpath(stamp.path, home), *stamp[1:]) for stamp in stamps]
+    return Source(kind, label, f"{notes}\0{digest}\0{files}\0{contents.left_out}", lambda: contents)
 
 
 def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: bool) -> list[Column]:
@@ -191,10 +188,8 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
             strings = tuple(_first(table, field.name, _FIRST))
             path = next(filter(is_path, strings), None)
             if is_text and path is not None and is_path(field.name):
-                raise SourceError(
-                    f"{table.label}: the first row holds {field.name!r}, a file like the rows below: add a "
-                    f"row above it that names the columns"
-                )
+                problem = f"{table.label}: the first row holds {field.name!r}, a file like the rows below"
+                raise SourceError(f"{problem}: add a row above it that names the columns")
             content, extension = ("text", "") if path is None else ("path", suffix(path))
         elif types.is_integer(kind) or (types.is_boolean(kind) and field.name.lower() in LABEL_NAMES):
             content = "integer"
@@ -240,10 +235,8 @@ def _classes(column: Column, table: Table, mapped: Mapping[str, str]) -> tuple[s
     for batch in table.batches([name]):
         strings.update(string for string in batch.column(0).unique().to_pylist() if string is not None)
         if len(strings) > _MOST_CLASSES:
-            raise SourceError(
-                f"column {name!r} of {table.label} holds more than {_MOST_CLASSES:,} different strings, too many for "
-                f"classes: map it, as in columns={{{name!r}: 'txt'}}"
-            )
+            problem = f"column {name!r} of {table.label} holds more than {_MOST_CLASSES:,} different strings"
+            raise SourceError(f"{problem}, too many for classes: map it, as in columns={{{name!r}: 'txt'}}")
     integers = sorted(string for string in strings if re.fullmatch(r"[-+]?[0-9]+", string.strip()))
     if integers and name not in mapped and integers != list(map(str, range(len(strings)))):
         raise SourceError(

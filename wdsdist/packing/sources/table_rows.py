@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -28,10 +28,18 @@ from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
 from wdsdist.curation.tables import Kind, Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
-from wdsdist.packing.contents import check_key
 from wdsdist.packing.encoders import encode
+from wdsdist.packing.members import (
+    BrokenPayload,
+    FilePayload,
+    Payload,
+    Sample,
+    Samples,
+    broken,
+    check_key,
+    sample_size,
+)
 from wdsdist.packing.options import OnError
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples, broken, numbered, sample_size
 from wdsdist.packing.sources.columns import KEY, Column, suffix
 from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, LeftOut, key_digest, repeated
 
@@ -42,10 +50,6 @@ so many."""
 _AT_ONCE = 256
 """Rows that are taken together where they are written."""
 _ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
-
-
-class RowError(Exception):
-    """What is wrong with a row; the caller adds where the row stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +72,34 @@ class Finder:
         """
         path = os.fspath(folder) if root is None else storage.normalise(root)
         if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
-            raise ArgumentError(
-                f"root is {storage.shown(path)}, which is no local folder: name the folder that paths in the table "
-                f"start from",
-                argument="root",
-            )
+            problem = f"root is {storage.shown(path)}, which is no local folder"
+            raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
         return cls(path)
 
-    def path(self, value: str) -> str | None:
-        """Return the path of a file that a row names, or ``None`` for a file outside the root.
+    def path(self, column: str, value: object) -> str:
+        """Return the path of the file that a value of a column names.
 
-        Links are followed, in folders and files alike. A file that does not exist is inside if its path is.
+        Links are followed, in folders and files alike. A file that does not exist is inside the root if its path is.
+        Raises `SourceError` for a file outside, and for what is no path.
         """
+        if not isinstance(value, str) or "\0" in value:
+            raise SourceError(f"column {column!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+        if storage.is_remote(value):
+            raise SourceError(
+                f"column {column!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
+                f"files, as img2dataset does, and name them in its place"
+            )
         path = os.path.join(self.root, value)  # noqa: PTH118 - a Path for each of millions of files is slow
         folder, _, name = path.rpartition("/")
         # Beyond a folder that does not exist, ".." still leads on; and `islink` says no of what comes after.
         is_plain = name not in ("", ".") and "/.." not in path and not os.path.islink(path)  # noqa: PTH114 - as above
         real = self._real_folder(folder) + name if is_plain else os.path.realpath(path)
-        return path if real.startswith(self._real_folder(self.root)) else None
+        if not real.startswith(self._real_folder(self.root)):
+            raise SourceError(
+                f"column {column!r} names {value!r:.300}, which lies outside the folder that paths start from, or is a "
+                f"link to such a file: name the folder that holds all files with root="
+            )
+        return path
 
     def _real_folder(self, folder: str) -> str:
         """Return a folder without links, with a slash at its end."""
@@ -100,8 +114,7 @@ def row_samples(
     finder: Finder,
     batches: Iterable[Any],
     rows: Iterable[int],
-    name_of: Callable[[int], str],
-    size_of: Callable[[int, str], int],
+    size_of: Callable[[str], int],
 ) -> Iterator[Sample]:
     """Yield the sample of each row; a row that cannot be a sample is a `broken` one.
 
@@ -110,8 +123,7 @@ def row_samples(
         finder: finds the files that rows name.
         batches: the rows as Arrow record batches of these columns, in their order.
         rows: the number of each row in the table.
-        name_of: returns where a row stands, by its number.
-        size_of: returns the bytes of a file, by the number of the row that names it and its path.
+        size_of: returns the bytes of a file by its path, once for each file of each row.
     """
     numbers, key_position = iter(rows), next((n for n, column in enumerate(columns) if column.member == KEY), None)
     entries = [(position, column) for position, column in enumerate(columns) if column.is_entry]
@@ -134,14 +146,14 @@ def row_samples(
                     if value is None:
                         continue
                     if is_file:
-                        path = _path(value, column, finder)
+                        path = finder.path(column.name, value)
                         own_extension = suffix(path)
                         if not own_extension and extension.endswith("*"):
-                            raise RowError(
+                            raise SourceError(
                                 f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}"
                             )
                         extension = extension.replace("*", own_extension)
-                        members.append((extension, FilePayload(path, size_of(number, path))))
+                        members.append((extension, FilePayload(path, size_of(path))))
                     elif column.content == "bytes":
                         members.append((extension, value))
                     else:
@@ -150,20 +162,20 @@ def row_samples(
                     content = {column.name: _plain(column, row[position]) for position, column in entries}
                     members.append(("json", _encoded("json", content, entries[0][1])))
                 if not members:
-                    raise RowError("all values that could be a member are missing: remove the row")
+                    raise SourceError("all values that could be a member are missing: remove the row")
                 if key_position is not None:
                     try:
                         check_key(key)
                     except SourceError as error:
                         name = columns[key_position].name
-                        raise RowError(
+                        raise SourceError(
                             f"column {name!r} holds what cannot be a key: {error}. Leave such rows out with "
                             f"on_error='skip', or the column with columns={{{name!r}: ''}}"
                         ) from error
-            except RowError as error:
-                yield broken(key or numbered(number), SourceError(f"{name_of(number)}: {error}"))
+            except SourceError as error:
+                yield broken(key or f"{number:09d}", error)
             else:
-                yield numbered(number) if key_position is None else key, sorted(members, key=lambda member: member[0])
+                yield f"{number:09d}" if key_position is None else key, sorted(members, key=lambda member: member[0])
 
 
 def _values(column: Column, arrow: Any) -> Iterable[Any]:
@@ -185,24 +197,6 @@ def _values(column: Column, arrow: Any) -> Iterable[Any]:
     return values
 
 
-def _path(value: Any, column: Column, finder: Finder) -> str:
-    """Return the path of the file that a value names. Raises `RowError` for a value that names none."""
-    if not isinstance(value, str) or "\0" in value:
-        raise RowError(f"column {column.name!r} holds {value!r:.100}, which is no path: {_ADVICE}")
-    if storage.is_remote(value):
-        raise RowError(
-            f"column {column.name!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
-            f"files, as img2dataset does, and name them in its place"
-        )
-    path = finder.path(value)
-    if path is None:
-        raise RowError(
-            f"column {column.name!r} names {value!r:.300}, which lies outside the folder that paths start from, or "
-            f"is a link to such a file: name the folder that holds all files with root="
-        )
-    return path
-
-
 def _plain(column: Column, value: Any) -> Any:
     """Return a value as JSON or an array can hold it."""
     if value is None or isinstance(value, (str, int, float, np.ndarray)):
@@ -214,10 +208,9 @@ def _plain(column: Column, value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, bytes):
-        raise RowError(
+        raise SourceError(
             f"column {column.name!r} holds bytes in a list or an object, which no member can hold: leave it out with "
-            f"columns={{{column.name!r}: ''}}, or pack the rows from Python with encode=, a function that gives each "
-            f"of its parts a member of its own"
+            f"columns={{{column.name!r}: ''}}, or pack the rows from Python with encode="
         )
     return str(value)
 
@@ -235,7 +228,7 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
         if isinstance(value, list) and extension.endswith("npy"):  # whole numbers, some of them missing, or uneven
             other = f"{extension.removesuffix('npy')}json"
             advice = f"map it to JSON, as in columns={{{column.name!r}: {other!r}}}"
-        raise RowError(f"column {column.name!r}: {error}: {advice}") from error
+        raise SourceError(f"column {column.name!r}: {error}: {advice}") from error
 
 
 class TableFiles(NamedTuple):
@@ -243,6 +236,11 @@ class TableFiles(NamedTuple):
 
     stamps: tuple[FileStamp, ...]
     kind: Kind
+
+    @property
+    def value(self) -> Table:
+        self.check()
+        return _opened(self)
 
     def check(self) -> None:
         for stamp in self.stamps:
@@ -255,7 +253,7 @@ def _opened(files: TableFiles) -> Table:
 
 
 def _samples(
-    source: Any, columns: Sequence[Column], root: str, label: str, rows: Int64s, file_sizes: Int64s
+    source: Any, columns: Sequence[Column], root: str, rows: Int64s, file_sizes: list[int]
 ) -> Iterator[Sample]:
     """Yield some rows of a table as samples.
 
@@ -263,24 +261,16 @@ def _samples(
         source: `TableFiles`, a carried ``Dataset``, or the rows of a text file, which other processes cannot read.
         columns: the columns that become something.
         root: the folder that paths start from.
-        label: names the table in messages.
         rows: int64: numbers of the rows in the table.
-        file_sizes: int64 [rows, members that may be files]: bytes of each file that a row had when it was listed,
-            then -1.
+        file_sizes: bytes that each file had when it was listed, in the order in which the rows name them.
     """
-    numbers, parts = rows.tolist(), iter([source])
-    sizes = dict(zip(numbers, map(iter, file_sizes.tolist()), strict=True))
-    if isinstance(source, TableFiles):
-        source.check()
+    parts, sizes = iter([source]), iter(file_sizes)
     if isinstance(source, (TableFiles, Carried)):
-        table = source.value if isinstance(source, Carried) else _opened(source)
-        used, starts = [column.name for column in columns], range(0, len(rows), _AT_ONCE)
+        table, used, starts = source.value, [column.name for column in columns], range(0, len(rows), _AT_ONCE)
         parts = (table.take(rows[start : start + _AT_ONCE], used) for start in starts)
     # Rows of chunked arrays would be searched chunk by chunk.
     batches = (batch for part in parts for batch in part.combine_chunks().to_batches(max_chunksize=_AT_ONCE))
-    yield from row_samples(
-        columns, Finder(root), batches, numbers, lambda row: f"{label}, sample {row:,}", lambda row, _: next(sizes[row])
-    )
+    yield from row_samples(columns, Finder(root), batches, rows.tolist(), lambda _: next(sizes))
 
 
 def list_rows(
@@ -310,7 +300,8 @@ def list_rows(
     key_name = next((column.name for column in columns if column.member == KEY), None)
     most_files = sum(column.is_file or column.content == "bytes" for column in columns)
 
-    def leave_out(number: int, key: str, reason: str) -> None:
+    def leave_out(number: int, key: str, problem: str) -> None:
+        reason = f"{table.row_name(number)}: {problem}"
         if on_error == "raise":
             raise SourceError(reason)
         wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), reason.replace(above, ""))
@@ -325,14 +316,23 @@ def list_rows(
             first += len(batch)
             yield batch
 
-    def size_of(_: int, path: str) -> int:
-        status = _status(path)
+    def size_of(path: str) -> int:
+        try:
+            status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files is slow
+        except FileNotFoundError as error:
+            raise SourceError(
+                f"{path} does not exist: leave such rows out with on_error='skip', or fetch it"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{path!r:.200} cannot be looked up: {error}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError(f"{path} is no file")
         relative = os.path.relpath(path, above) if path.startswith(above) else path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         files.append(status.st_size)
         return status.st_size
 
-    samples = row_samples(columns, finder, batches(), itertools.count(), table.row_name, size_of)
+    samples = row_samples(columns, finder, batches(), itertools.count(), size_of)
     for number, (key, members) in enumerate(samples):
         if isinstance(data := members[0][1], BrokenPayload):
             leave_out(number, key, data.reason)
@@ -359,43 +359,31 @@ def list_rows(
         leave_out(
             number,
             key,
-            f"{table.row_name(number)}: the key {key!r} stands in {table.row_name(first)} already: leave such rows out "
-            f"with on_error='skip', or map columns otherwise with columns= so that another column, or none, gives the "
-            f"key",
+            f"the key {key!r} stands in {table.row_name(first)} already: leave such rows out with on_error='skip', or "
+            f"map columns otherwise with columns= so that another column, or none, gives the key",
         )
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
     measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
 
-    def take(rows: Int64s) -> Samples:
-        read_from: Any = source
+    kept = np.delete(np.arange(len(sizes)), list(wrong))
+
+    def take(indices: Int64s) -> Samples:
+        rows, read_from = kept[indices], cast("Any", source)
         if isinstance(source, TableFiles) and source.kind in ("csv", "tsv", "jsonl"):
             source.check()
             read_from = table.take(rows, names)
-        return Samples(_samples, (read_from, columns, finder.root, table.label, rows, measured[rows]))
+        sizes = measured[rows]
+        return Samples(_samples, (read_from, columns, finder.root, rows, sizes[sizes >= 0].tolist()))
 
     contents = Contents(
-        sizes=np.frombuffer(sizes, np.int64),
+        sizes=np.frombuffer(sizes, np.int64)[kept],
         take=take,
         left_out=tuple(wrong[number] for number in sorted(wrong)),
-        blocks=None if block_bytes is None else Blocks(table.starts, weights, block_bytes),
+        blocks=None if block_bytes is None else Blocks(np.searchsorted(kept, table.starts), weights, block_bytes),
         members=counted,
     )
-    kept = np.delete(np.arange(len(sizes)), list(wrong))
-    return contents.only(kept) if wrong else contents, state.hexdigest()
-
-
-def _status(path: str) -> os.stat_result:
-    """Return the status of a file. Raises `RowError` if it does not exist or is no file."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files is slow
-    except FileNotFoundError as error:
-        raise RowError(f"{path} does not exist: leave such rows out with on_error='skip', or fetch it") from error
-    except (OSError, ValueError) as error:
-        raise RowError(f"{path!r:.200} cannot be looked up: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise RowError(f"{path} is no file")
-    return status
+    return contents, state.hexdigest()
 
 
 def is_bytes(kind: Any) -> bool:

@@ -26,8 +26,8 @@ from wdsdist import storage
 from wdsdist._util.pools import Carried, pool
 from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
+from wdsdist.packing.members import BrokenPayload, FilePayload, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.payloads import BrokenPayload, FilePayload, Payload, Sample, Samples
 from wdsdist.packing.sources.source import Candidate, Contents, LeftOut, Source, key_digest, repeated
 from wdsdist.shards import interop, scan, spellings
 from wdsdist.shards import manifest as manifests
@@ -59,8 +59,8 @@ def _samples(samples: list[_Stored]) -> Iterator[Sample]:
         ]
         extension, offset, size = members[0]
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:  # noqa: PTH123 - it costs half
-            headers = functools.partial(_read, stream.fileno())  # reading the data says what is wrong with it
-            if not is_member_at(headers, offset, f"{stored_key}.{extension}", size):
+            read = functools.partial(_read, stream.fileno())  # reading the data says what is wrong with it
+            if not is_member_at(read, offset, f"{stored_key}.{extension}", size):
                 reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
                 payloads[0] = extension, BrokenPayload(reason, size)
         yield key, payloads
@@ -78,14 +78,10 @@ def contents_of(
     *,
     escape: bool = False,
 ) -> Contents:
-    """Return all samples of shards.
+    """Return all samples of shards, by their paths and indexes.
 
-    Args:
-        paths: the shards.
-        indexes: of each shard.
-        notes: the entries of the source's ``index.json`` that stay true.
-        left_out: what is left out.
-        escape: whether keys hold dots, and are packed as `escaped` writes them.
+    ``notes`` are the entries of the source's ``index.json`` that stay true. With ``escape``, keys hold dots, and are
+    packed as `escaped` writes them.
     """
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     # With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
@@ -234,10 +230,8 @@ def _source(manifest: Manifest, options: Options) -> Source:
         if part.picks is not None:
             samples = part.picks.of_shard(own_number)
             if len(twice := np.flatnonzero(np.diff(samples) == 0)):
-                raise SourceError(
-                    f"the view repeats or explodes samples, such as {index.key(int(samples[twice[0]]))!r}, which have "
-                    f"one key each: pack the view that it was made of, and repeat or explode samples of what that gives"
-                )
+                problem = f"the view repeats or explodes samples, such as {index.key(int(samples[twice[0]]))!r}"
+                raise SourceError(f"{problem}, which have one key each: pack the view that it was made of")
             index = index.of_samples(samples)
         paths.append(str(path))
         indexes.append(index)
@@ -249,7 +243,7 @@ def _source(manifest: Manifest, options: Options) -> Source:
     escape = manifest.key_rule != FIRST_DOT
     if escape:
         notes["source_key_rule"] = manifest.key_rule
-    state.update(f"webdataset\n{sorted(notes.items())}\n".encode())
+    state.update(f"{sorted(notes.items())}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
 

@@ -46,7 +46,7 @@ Pixels = npt.NDArray[np.uint8]
 _JPEG = b"\xff\xd8\xff"
 
 _TURBO_READS = {"Gray", "YCbCr", "RGB"}
-"""Colour spaces of a JPEG; CMYK and YCCK are left to Pillow, which knows who stores them inverted."""
+"""Colour spaces of a JPEG; CMYK and YCCK are left to Pillow, which knows which programs store them inverted."""
 
 _SCALES = (8, 4, 2)
 """Divisors of the decoded size. libjpeg-turbo has vector code for these alone: at 3/8 it takes longer than at 4/8,

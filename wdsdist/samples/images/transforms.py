@@ -82,7 +82,9 @@ class RandomResizedCrop:
         self._log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
         flip = as_number(self.flip)
         if flip is None or not 0 <= flip <= 1:
-            raise ArgumentError(f"flip is {self.flip!r}: it must be a number between 0 and 1, the chance to mirror")
+            raise ArgumentError(
+                f"flip is {self.flip!r}: it must be a number between 0 and 1, the chance to mirror", argument="flip"
+            )
         self._max_pixels = check_max_pixels(self.max_pixels)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:
@@ -153,7 +155,8 @@ class ResizeCenterCrop:
         self._resize = round(longest * 256 / 224) if self.resize is None else check_integer("resize", self.resize, 1)
         if self._resize < longest:
             raise ArgumentError(
-                f"resize is {self._resize:,}, less than the crop's {longest:,}: a crop must fit into the resized image"
+                f"resize is {self._resize:,}, less than the crop's {longest:,}: a crop must fit into the resized image",
+                argument="resize",
             )
 
     def __call__(self, data: Any) -> torch.Tensor:
@@ -182,9 +185,9 @@ def check_image_size(size: object) -> tuple[int, int]:
 def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
     numbers = limits if isinstance(limits, (tuple, list)) else ()
     if len(numbers) != 2 or None in map(as_number, numbers):
-        raise ArgumentError(f"{name} is {limits!r}: it must be two numbers, the least and the most")
+        raise ArgumentError(f"{name} is {limits!r}: it must be two numbers, the least and the most", argument=name)
     low, high = numbers
     if not 0 < low <= high <= most or math.isinf(high):
         limit = f" and at most {most:g}" if most < math.inf else ""
-        raise ArgumentError(f"{name} is {limits!r}: both must be above 0{limit}, the lower one first")
+        raise ArgumentError(f"{name} is {limits!r}: both must be above 0{limit}, the lower one first", argument=name)
     return float(low), float(high)

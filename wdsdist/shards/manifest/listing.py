@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PARTS = "__part__", "__parts__"
 """Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
 and batches have them under the same names."""
-NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "excluded", "scattered", "generations")
+NOTES_ON_ALL = ("payload_bytes", "skipped", "left_out", "scattered", "generations")
 """Notes of an ``index.json`` on all samples, such as totals, so that they are wrong for a part of them."""
 
 ARRAYS = ("names", "counts", "sizes", "digests", "tar_sizes")
@@ -280,17 +280,8 @@ class Listing:
     @functools.cached_property
     def parts(self) -> tuple[Self, ...]:
         """The manifest of the shards of each label."""
-        return (self,) if len(self.labels) == 1 else self._divided(self._first_sources)
-
-    @functools.cached_property
-    def first_shards(self) -> Int64s:
-        """int64 [labels]: the number of the first shard of each label."""
-        return np.searchsorted(self.source, self._first_sources)
-
-    @property
-    def _first_sources(self) -> list[int]:
         labels = [source.label for source in self.sources]
-        return [labels.index(label) for label in self.labels]
+        return (self,) if len(self.labels) == 1 else self._divided([labels.index(label) for label in self.labels])
 
     def _divided(self, firsts: Sequence[int]) -> tuple[Self, ...]:
         """Return the manifests of consecutive sources, which begin at some of them."""
@@ -360,9 +351,12 @@ class Listing:
     def of_shards(self, numbers: Iterable[int]) -> Self:
         """Return the manifest of some of the shards of one data set."""
         chosen = np.fromiter(numbers, np.int64)
+        extra = {name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")}
+        if self.extra.get("with_checksums") == len(self.counts):
+            extra["with_checksums"] = len(chosen)
         source = replace(
             self.sources[0],
-            extra={name: note for name, note in self.extra.items() if name not in (*NOTES_ON_ALL, "with_checksums")},
+            extra=extra,
             picks=None if self.picks is None else self.picks.of_shards(chosen),
         )
         arrays = {name: getattr(self, name)[chosen] for name in ARRAYS}

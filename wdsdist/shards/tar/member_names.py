@@ -130,9 +130,9 @@ def cutter(rule: str) -> Callable[[str], int]:
     if rule == FIRST_DOT:
         return lambda name: name.find(".")
     if rule == LAST_DOT:
-        return lambda name: found.start() if (found := _LAST.search(name)) else 0
+        return lambda name: match.start() if (match := _LAST.search(name)) else 0
     pattern = re.compile(rf"(?:{rule})(?=\..)", re.DOTALL)
-    return lambda name: found.end() if (found := pattern.match(name)) else 0
+    return lambda name: match.end() if (match := pattern.match(name)) else 0
 
 
 def escaped(key: str) -> str:

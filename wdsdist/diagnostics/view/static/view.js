@@ -2,7 +2,7 @@
 // Nothing from the data becomes markup: texts are set as texts, and the page's policy lets no other way work.
 
 const PER_PAGE = 24;
-const state = { data: null, turn: 0, samples: [], before: null, after: null, keys: "" };
+const state = { data: null, turn: 0, samples: [], before: null, after: null };
 const byId = (id) => document.getElementById(id);
 
 function el(tag, attributes = {}, ...children) {
@@ -143,19 +143,20 @@ function link(page, parameters = {}, number = null) {
   return `#/${page}${number === null ? "" : `/${number}`}${query.size ? `?${query}` : ""}`;
 }
 const chosen = () => where().query.get("where") || "";
+// An expression that is true if two are, either of which may be empty.
+const both = (one, other) => (one && other && one !== other ? `(${one}) AND (${other})` : one || other);
 // The page of the samples that are chosen now and for which another expression is true too.
-const filtered = (clause) => link("samples", { where: chosen() && chosen() !== clause ? `(${chosen()}) AND (${clause})` : clause });
+const filtered = (clause) => link("samples", { where: both(chosen(), clause) });
 
 // Pages
 
 async function samplesPage(isCurrent) {
   const { query } = where();
   const start = Number(query.get("start") || 0);
-  const key = query.get("key");
-  if (key) return keysPage(isCurrent, key);
   say(chosen() ? "looking…" : "");
   const found = await api("samples", { start, count: PER_PAGE, where: chosen() });
   if (!isCurrent()) return;
+  if (start && start >= found.total) throw new Error(`there is no sample ${thousands(start)} here: there are ${thousands(found.total)}, numbered from 0`);
   state.samples = found.samples.map((one) => one.number);
   state.before = start > 0 ? link("samples", { where: chosen(), start: Math.max(0, start - PER_PAGE) }) : null;
   state.after = start + PER_PAGE < found.total ? link("samples", { where: chosen(), start: start + PER_PAGE }) : null;
@@ -164,8 +165,10 @@ async function samplesPage(isCurrent) {
   say(chosen() ? `${range}, of ${thousands(state.data.samples)} in all` : range);
   if (chosen() && found.total) byId("status").append(el("div", { class: "mono dim" }, selectCommand()));
   byId("page").replaceChildren(grid(found.samples), pager(start, found.total));
-  state.examples ??= (await api("columns")).examples;
-  if (isCurrent()) byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
+  if (!state.examples) {  // made once: a link that is replaced while it is pressed is not followed
+    state.examples = (await api("columns")).examples;
+    byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
+  }
 }
 
 function grid(samples) {
@@ -179,30 +182,6 @@ function pager(start, total) {
   return el("div", { class: "pager", hidden: total <= PER_PAGE && start === 0 },
     el("button", { disabled: !state.before, onclick: () => go(state.before) }, "← Previous"), slider,
     el("button", { disabled: !state.after, onclick: () => go(state.after) }, "Next →"));
-}
-
-async function keysPage(isCurrent, text) {
-  const shown = el("div", { class: "grid" });
-  byId("page").replaceChildren(shown);
-  state.samples = [];
-  state.before = state.after = null;
-  let count = 0;
-  for (let shard = 0; shard !== null;) {
-    const found = await api("keys", { text, shard });
-    if (!isCurrent()) return;
-    count += found.items.length;
-    const room = found.items.slice(0, Math.max(0, 96 - state.samples.length));
-    for (let first = 0; first < room.length; first += PER_PAGE) {
-      const part = await api("samples", { numbers: room.slice(first, first + PER_PAGE).join(",") });
-      if (!isCurrent()) return;
-      shown.append(...part.samples.map((one) => tile(one, storedMembers(one, false))));
-      state.samples.push(...part.samples.map((one) => one.number));
-    }
-    shard = found.next_shard;
-    const looked = shard === null ? "" : `, ${thousands(shard)} of ${counted(found.num_shards, "shard")} looked at…`;
-    say(`${counted(count, "key")} with "${text}"${count > 96 ? ", the first 96 shown" : ""}${looked}`);
-    if (count > 96) break;
-  }
 }
 
 // The command that saves the samples that are chosen now as a view.
@@ -349,8 +328,7 @@ async function show() {
   byId("choice").hidden = !["samples", "columns"].includes(page);
   byId("examples").hidden = page !== "samples" || query.size > 0;
   byId("where").value = query.get("where") || "";
-  byId("key").value = query.get("key") || "";
-  byId("number").value = "";
+  byId("key").value = byId("number").value = "";
   state.before = state.after = null;
   document.title = `${state.data.name} – wdsdist view`;
   document.body.setAttribute("aria-busy", "true");
@@ -366,9 +344,9 @@ async function show() {
 byId("choice").addEventListener("submit", (event) => {
   event.preventDefault();
   const number = byId("number").value.replace(/[,\s]/g, "");
-  const text = byId("where").value.trim();
-  const target = number ? link("sample", { where: text }, number)
-    : link(where().page === "columns" ? "columns" : "samples", { where: text, key: byId("key").value });
+  const key = byId("key").value.replaceAll("'", "''");
+  const text = both(byId("where").value.trim(), key && `contains("key", '${key}')`);
+  const target = number ? link("sample", { where: text }, number) : link(where().page === "columns" ? "columns" : "samples", { where: text });
   if (location.hash === target) show(); else location.hash = target;
 });
 
