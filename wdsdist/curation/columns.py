@@ -251,7 +251,8 @@ class ColumnLookup:
         firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         result: npt.NDArray[Any] = np.zeros(0, np.int64)
         for same_shard in np.split(order, firsts[1:]) if len(firsts) else ():
-            shard, rows = int(shards[same_shard[0]]), samples[same_shard]
+            shard = int(shards[same_shard[0]])
+            rows: npt.NDArray[np.integer] = samples[same_shard]
             source, number = int(self.manifest.source[shard]), self.manifest.part(shard)[1]
             reader, (values, missing) = self._readers[source], self._numbers(source, number)
             if reader.manifest.picks is not None and not reader.is_part:
