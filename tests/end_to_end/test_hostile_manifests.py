@@ -68,7 +68,7 @@ class World:
         for folder in (self.data, self.results):
             shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.template, self.data, symlinks=True)
-        (self.results / "tmp").mkdir(parents=True)
+        (self.results / "tmp").mkdir(parents=True, exist_ok=True)  # by a request that ends late
         content = {"wids_version": 1, "shardlist": entries, **({"base": base} if base else {})}
         (self.data / "index.json").write_text(json.dumps(content))
         self.web.asked.clear()
@@ -97,9 +97,9 @@ def _meant(path: str) -> str:
     return posixpath.normpath("/".join(parts)).replace("//", "/")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    root = tmp_path_factory.mktemp("world")
+    root = tmp_path_factory.mktemp("world")  # for each test: the last request of an earlier data set may end late
     (root / "web").mkdir()
     (root / "other").mkdir()
     with served(root / "web") as web, served(root / "other") as other:
@@ -220,7 +220,6 @@ def opened(world: World, operation: Callable[[str, World], None], *, remote: boo
     return world.outside(seen, remote=remote), done
 
 
-# Apart, for the last request of a remote data set may end after its example.
 @pytest.mark.parametrize("remote", [False, True])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
