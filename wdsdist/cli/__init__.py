@@ -21,7 +21,7 @@ from wdsdist.cli.index import index
 from wdsdist.cli.info import info
 from wdsdist.cli.ls import cat, ls
 from wdsdist.cli.options import COMMON, SHARDS
-from wdsdist.cli.output import OUTPUT, say, written
+from wdsdist.cli.output import say, written
 from wdsdist.cli.pack import pack
 from wdsdist.cli.plan import plan
 from wdsdist.cli.select import select, split
@@ -78,13 +78,10 @@ def _one_line_errors(ctx: click.Context | None = None) -> Iterator[None]:
         number = signal.SIGTERM if isinstance(interrupt, _Terminated | _Ended) else signal.SIGINT
         raise click.exceptions.Exit(128 + number) from None
     except BrokenPipeError:  # as `| head` leaves us
-        _give_up_output()
         raise click.exceptions.Exit(_BROKEN_PIPE) from None
     except MemoryError as error:
         _fail(": ".join(part for part in ("there is too little memory", str(error)) if part))
     except OSError as error:
-        if error.filename == OUTPUT:
-            _give_up_output()
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
@@ -98,11 +95,6 @@ def _message(error: click.ClickException | WdsdistError) -> str:
     problem = error.format_message().rstrip(".").replace(". Did", ": did")
     path = error.ctx.command_path if error.ctx else "wdsdist"
     return f"{problem[:1].lower()}{problem[1:]}{' See' if problem.endswith('?') else ': see'} `{path} --help`"
-
-
-def _give_up_output() -> None:
-    """Discard buffered output: Python would try to write it again at exit, and report a second error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> NoReturn:
@@ -165,4 +157,11 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("wdsdist", _as_stored)
         sys.stdout.reconfigure(errors="wdsdist")
-    _wdsdist(prog_name="wdsdist")
+    try:
+        _wdsdist(prog_name="wdsdist")
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # Python would write it again at exit, and end with another status
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
