@@ -71,8 +71,11 @@ class Members:
     @property
     def keys(self) -> list[str]:
         """The keys of the samples."""
-        keys = [shard.key_bytes(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
-        return b"\0".join(keys).decode("utf-8", "surrogateescape").split("\0")  # one by one takes twice as long
+        stored = [shard.key_bytes(sample) for shard, sample in zip(self.shards, self.samples, strict=True)]
+        keys = b"\0".join(stored).decode("utf-8", "surrogateescape").split("\0")  # one by one takes twice as long
+        if len(keys) != len(stored):  # a foreign index may hold a key with a NUL
+            keys = [str(key, "utf-8", "surrogateescape") for key in stored]
+        return keys
 
     def replaces(self, row: int, error: Exception) -> bool:
         """Return whether another sample is to replace the one whose making raised an error."""
