@@ -17,7 +17,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.cache import chunk_file
-from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members, reads_most
+from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members, fetched_members
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
 from wdsdist.errors import ShardDamagedError
@@ -71,9 +71,9 @@ class CachedShard(OpenShard):
         self._source.fetch_ranges(self.number, offsets, lengths)
 
     def comes_whole(self, coming: Mapping[int, Members | None]) -> bool:
-        """Return whether prefetch fetches all of it, as the epoch needs most of it."""
+        """Return whether prefetch fetches the whole shard, because the epoch needs most of it."""
         if self._comes_whole is None:
-            self._comes_whole = reads_most(self.copy.index, coming[self.number])
+            self._comes_whole = fetched_members(self.copy.index, coming[self.number]) is None
         return self._comes_whole
 
     def replace(self, copy: OpenCopy) -> None:

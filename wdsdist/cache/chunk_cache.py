@@ -339,14 +339,14 @@ class ChunkCache:
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
     """Return the chunks of what an epoch needs of a shard: all, unless it is less than half of the shard."""
-    if needs is None or reads_most(copy.index, needs):
-        return np.arange(copy.chunks.num_chunks)
-    return chunks_of_members(copy.index, needs(copy.index))
+    members = fetched_members(copy.index, needs)
+    return np.arange(copy.chunks.num_chunks) if members is None else chunks_of_members(copy.index, members)
 
 
-def reads_most(index: ShardIndex, needs: Members | None) -> bool:
-    """Return whether an epoch needs so much of a shard that all of it is fetched."""
-    return needs is None or int(index.sizes[needs(index)].sum()) >= THIN * index.size
+def fetched_members(index: ShardIndex, needs: Members | None) -> Int64s | None:
+    """Return the members of a shard that prefetch fetches for an epoch; ``None`` for the whole shard."""
+    members = None if needs is None else needs(index)
+    return None if members is None or int(index.sizes[members].sum()) >= THIN * index.size else members
 
 
 def chunks_of_members(index: ShardIndex, members: Int64s) -> Int64s:

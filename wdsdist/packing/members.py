@@ -59,7 +59,7 @@ class BrokenPayload:
     """A member whose data is known not to be there to read: its sample is an error, or is left out."""
 
     reason: str
-    """What is wrong, with the file or field that it is wrong with, and what to do."""
+    """The error message: the file or field, the problem, and the remedy."""
     size: int = 0
 
 
@@ -87,6 +87,11 @@ def broken(key: str, error: SourceError) -> Sample:
     ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be read', size=0))])
     """
     return key, [("broken", BrokenPayload(str(error)))]
+
+
+def numbered(number: int) -> str:
+    """Return the key of a sample that has none of its own."""
+    return f"{number:09d}"
 
 
 def payload_size(payload: Payload) -> int:
@@ -141,7 +146,7 @@ def read_all(
 
 @contextmanager
 def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
-    """Open a member's data; what this gives reads on into a buffer, not beyond the end, and returns how many bytes.
+    """Open a member's data; yield a function that reads its next bytes into a buffer, and returns how many it read.
 
     Raises `SourceError` if it cannot be read; for another size than it was listed with, before anything is read.
     """

@@ -18,7 +18,7 @@ from wdsdist.storage.urls import (
     scheme,
     shown,
     split,
-)  # fmt: skip
+)
 from wdsdist.storage.waiting import Deadline
 
 PASSING = frozenset({"timeout", "unreachable", "broken", "busy"})

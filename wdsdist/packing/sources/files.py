@@ -323,7 +323,7 @@ def _local(above: str, path: str, size: int, _: int) -> FilePayload:
 def _add(
     files: Files, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Add an entry of the folder at a path if it is a file; return the identity of a folder that is to be listed."""
+    """Add a directory entry to the files if it is a file; return the device and inode of a folder to list."""
     inner = path + entry.name
     name = decoded(inner)
     if entry.name.startswith(b"."):

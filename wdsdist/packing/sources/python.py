@@ -30,7 +30,7 @@ from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import encoders
-from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, sample_size
+from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, numbered, sample_size
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
@@ -157,7 +157,7 @@ class ItemEncoder:
             what = f"{name} is" if self.function is None else f"encode returned for {name}"
             problem = f'{what} a {type(fields).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}'
             raise SourceError(f"{problem}: give encode=, a function that makes a sample of it")
-        key = fields.get("__key__", f"{number:09d}")
+        key = fields.get("__key__", numbered(number))
         try:
             key = key.removeprefix("./") if isinstance(key, str) else key
             check_key(key)
@@ -177,7 +177,7 @@ class ItemEncoder:
         except SourceError as error:
             if self.on_error == "raise":
                 raise
-            return broken(f"{number:09d}", error)
+            return broken(numbered(number), error)
 
     def _encoded(self, name: str, value: Any) -> bytes:
         if value is None:

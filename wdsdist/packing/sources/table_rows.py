@@ -37,6 +37,7 @@ from wdsdist.packing.members import (
     Samples,
     broken,
     check_key,
+    numbered,
     sample_size,
 )
 from wdsdist.packing.options import OnError
@@ -173,9 +174,9 @@ def row_samples(
                             f"on_error='skip', or the column with columns={{{name!r}: ''}}"
                         ) from error
             except SourceError as error:
-                yield broken(key or f"{number:09d}", error)
+                yield broken(key or numbered(number), error)
             else:
-                yield f"{number:09d}" if key_position is None else key, sorted(members, key=lambda member: member[0])
+                yield numbered(number) if key_position is None else key, sorted(members, key=lambda member: member[0])
 
 
 def _values(column: Column, arrow: Any) -> Iterable[Any]:
