@@ -156,7 +156,7 @@ def test_jobs_share_a_cache_from_which_another_evicts(web: Store, stored: Path, 
     for rank, outcome in enumerate(outcomes[:2]):
         assert first[rank] + outcome.batches == expected(stored, rank, 2)
     fetched = sum(outcome.stats.shards_fetched for outcome in outcomes)
-    assert sum(web.downloads().values()) <= 1.5 * fetched, "little is downloaded in vain, or by two at once"
+    assert sum(web.downloads().values()) <= 1.5 * fetched, "few bytes are downloaded twice, or by two ranks at once"
 
 
 def empty(path: Path) -> None:
@@ -222,7 +222,7 @@ KILLS: list[Callable[[Ranks, random.Random], set[int]]] = [one_worker, one_rank,
 
 
 def shared_memory(ranks: Ranks) -> list[str]:
-    """Return what of the processes' memory has a name, and would outlive them."""
+    """Return the named shared memory that the processes map, which would outlive them."""
     maps = []
     for number in (number for rank in range(2) for number in ranks.members(rank)):
         with contextlib.suppress(OSError):

@@ -112,7 +112,7 @@ def test_what_is_whole_stays_and_the_rest_follows_once_there_is_room(
 
 
 def environment(rank: int, world: int) -> dict[str, str]:
-    """What Slurm's srun sets for one of its processes, on one node."""
+    """Return the environment variables that Slurm's srun sets for one rank on one node."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD_SIZE"))}
     return own | {
         "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
@@ -162,7 +162,7 @@ def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_
 
 
 def _first_to_say(processes: list[subprocess.Popen[str]], what: str) -> int:
-    """Return which process says this on standard error first; the packer says there what it recognised."""
+    """Return the index of the first process whose standard error has a line with this prefix."""
     streams = [process.stderr for process in processes]
     while ready := select.select(streams, [], [], 580)[0]:
         if (line := ready[0].readline()).startswith(what):

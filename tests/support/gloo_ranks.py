@@ -89,7 +89,7 @@ class Ranks:
 
 
 def fork_workers() -> None:
-    """Start workers as processes do by default; those of a fork server would import torch once for each of them."""
+    """Set the start method of workers to fork: with a fork server, each worker would import torch again."""
     multiprocessing.set_start_method("fork", force=True)
 
 

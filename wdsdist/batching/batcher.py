@@ -174,7 +174,7 @@ class PlannedBatcher:
 
     @property
     def _dealing(self) -> str:
-        """What must be the same to continue inside a block, besides its segments."""
+        """The settings that must match to resume inside a block, besides its segments."""
         return f"cost={self.rule.cost}, oversize={self.rule.long}, drop_last={self.rule.drops}"
 
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -328,7 +328,7 @@ class _NotingPaths(pickle.Pickler):
 
 
 def _pickled(value: object, name: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return the pickle of what a function returned, and the existing paths in it.
+    """Pickle the return value of a function, and return the pickle and the existing paths in the value.
 
     Raises:
         DistributedError: the value cannot be pickled, so the other processes could not receive it.

@@ -165,7 +165,7 @@ class Clip:
         reach = int((self.frames - 1) * step)
 
         def decode(start: int, *, is_last: bool) -> Generator[tuple[Any, list[int]], None, bool]:
-            """Yield the frames of a clip from a time on; return whether there are all, or the last one is repeated."""
+            """Decode the frames of a clip from a timestamp on; return whether the clip is complete."""
             number = passed = 0  # the next frame of the clip, and frames of the video since the first one
             shown = None
             for shown, following in pairwise(chain(track.frames_from(start), [None])):

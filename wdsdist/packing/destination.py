@@ -212,10 +212,10 @@ class Job:
 
     kind: str
     location: str
-    """Where the source lay, for messages only: a source that is moved as it is stays the same source."""
+    """Path or URL of the source, for messages only: a source that is moved unchanged stays the same source."""
     fingerprint: str
     options: Mapping[str, Any]
-    """The options that decide what the shards hold, as `Options.fingerprint` returns them."""
+    """The options that decide the content of the shards, as `Options.fingerprint` returns them."""
     first: int = 0
     """The number of its first shard."""
     shards: int = 0
@@ -236,7 +236,7 @@ class Job:
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
 
     def writes(self, name: str) -> bool:
-        """Return whether a file has the name of a shard that the job writes."""
+        """Return whether a file name is the name of a shard that this job writes."""
         number = shard_number(name)
         is_planned = number < self.first + self.shards or not self.shards
         return self.first <= number and is_planned and name == shard_name(number, self.options.get("compress"))

@@ -67,7 +67,7 @@ def encode(extension: str, value: Any) -> bytes:
 
 
 def encoder_of(extension: str) -> Callable[[Any], bytes] | None:
-    """Return what encodes values that are not bytes for an extension; ``None`` for an unknown extension.
+    """Return the function that encodes values to bytes for an extension; ``None`` for an unknown extension.
 
     >>> [encoder_of(extension) is not None for extension in ("seg.npy", "json.gz", "flac")]
     [True, True, False]

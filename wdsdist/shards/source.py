@@ -119,7 +119,7 @@ class OpenShard:
         return str(self.key_bytes(sample), "utf-8", "surrogateescape")
 
     def key_bytes(self, sample: int) -> memoryview:
-        """Return the key of a sample as it is stored."""
+        """Return the key of a sample as bytes of the index, without decoding."""
         starts = self._key_starts
         return self._key_bytes[starts[sample] : starts[sample + 1]]
 

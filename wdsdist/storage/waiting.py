@@ -43,7 +43,7 @@ class Deadline:
         return max(0.0, self.end - time.monotonic())
 
     def spent(self, attempts: int, *, is_over: bool = False) -> str:
-        """Return what an error says of the attempts until now: their seconds, this limit if it ended them, what next.
+        """Return the end of an error message: attempts, seconds, this timeout if it ended them, and how to resume.
 
         >>> Deadline(2, "download_timeout").spent(3, is_over=True)
         '(3 attempts in 0.0 s; download_timeout=2 is the limit; training can resume from the last checkpoint)'

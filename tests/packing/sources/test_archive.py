@@ -283,7 +283,7 @@ TARS = [plain_tar(FILES.items()), plain_tar(FILES.items(), format=tarfile.PAX_FO
 
 
 def read_by_zipfile(path: Path) -> dict[str, bytes] | None:
-    """What the standard library reads; it also refuses what decides nothing, such as another name in a local header."""
+    """Read a zip with ``zipfile``, the oracle; ``None`` if it refuses the archive, also for harmless differences."""
     try:
         with zipfile.ZipFile(path) as archive:
             return usable(

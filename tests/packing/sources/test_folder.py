@@ -197,7 +197,7 @@ paths = st.sets(st.lists(names, min_size=1, max_size=3).map("/".join), max_size=
 
 
 def opened(files: dict[str, int]) -> dict[bytes, Folder]:
-    """What lies in each folder of a tree."""
+    """Return the folders of a file tree, by path."""
     tree: dict[bytes, Folder] = {b"": Folder()}
     for number, (path, size) in enumerate(files.items()):
         *above, name = path.encode().split(b"/")

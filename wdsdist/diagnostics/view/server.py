@@ -172,7 +172,7 @@ class View:
         return Response(content, media_type=kind)
 
     def problems(self, request: Request) -> Any:
-        """Return what is wrong with shards and their samples, from a shard on, by indexes and sizes alone.
+        """Return damaged shards and left-out samples, starting at one shard, from indexes and sizes alone.
 
         A problem is a shard that is missing, or is not what its index says (``damaged``); or a sample that was ``left
         out`` when the shard was packed or indexed. The answer comes after a limited time, with the shard at which the
