@@ -78,8 +78,10 @@ def add_columns(
             """Fill the gaps of a column, and write it."""
             before, column = values.get(name), stored(name)
             if before is None:
-                shards = [] if column is None else np.flatnonzero(column.groups >= 0).tolist()
-                before = _concatenated(data, {shard: column.read(shard) for shard in shards})
+                known = dict[int, Any]()
+                if column is not None:
+                    known = {n: column.read(n) for n in np.flatnonzero(column.groups >= 0).tolist()}
+                before = _concatenated(data, known)
             values[name], differing = arrays.filled_up(before, others, overwrite=overwrite)
             if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"

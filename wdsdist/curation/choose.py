@@ -250,7 +250,7 @@ def _again(data: Manifest, step: dict[str, Any], *, allow_elsewhere: bool, allow
 
     Raises `IndexFormatError` for a list in a store, unless the user allows it, as for the data set of a view.
     """
-    options = {name: step[name] for name in ("where", "sample", "seed", "by", "per") if name in step}
+    options: dict[str, Any] = {name: step[name] for name in ("where", "sample", "seed", "by", "per") if name in step}
     options["allow_empty"] = allow_empty
     match step:
         case {"split": dict(shares), "part": str(part)}:

@@ -112,10 +112,10 @@ class ColumnReader:
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
         if self.stored is not None and (lacking := self.stored.lacking):
             shards, tables = len(self._whole.counts), ", ".join(self.stored.tables)
+            remedy = "run `wdsdist columns` on it" if self.stored.is_read else f"join {tables}"
             raise ArgumentError(
                 f"the column {self.stored.name!r} has values for {shards - len(lacking):,} of the {shards:,} shards "
-                f"that the data set has now: {'run `wdsdist columns` on it' if self.stored.is_read else f'join {tables}'} "
-                f"again, which adds the rest"
+                f"that the data set has now: {remedy} again, which adds the rest"
             )
         extension, _, what = name.rpartition(".")
         self._item_size = int(what == BYTES)

@@ -70,7 +70,7 @@ def value_at(value: Any, path: Sequence[str]) -> Any:
     (6, '[1, {}]', 2)
     """
     for part in path:
-        if part == {list: "tokens", str: "length"}.get(type(value)):
+        if (isinstance(value, list) and part == "tokens") or (isinstance(value, str) and part == "length"):
             value = len(value)
         elif isinstance(value, list):
             value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
