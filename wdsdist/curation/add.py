@@ -122,7 +122,7 @@ def _stored(data: Manifest, name: str) -> StoredColumn | None:
 
 
 def _concatenated(data: Manifest, known: Mapping[int, Any]) -> Any:
-    """Return the values of all samples, as a chunked array: those of some shards, none for the other shards."""
+    """Return the values of all samples, as a chunked array; samples of shards without known values have none."""
     counts = enumerate(data.counts.tolist())
     return arrays.concatenated(known[n] if n in known else pyarrow().nulls(count) for n, count in counts)
 
