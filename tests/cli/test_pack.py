@@ -91,8 +91,8 @@ def test_advice_on_columns_is_typed_as_an_option(wdsdist: Run, tmp_path: Path) -
     (tmp_path / "t.csv").write_text("id,image\na.b,gone/1.jpg\n")
     for options, advice in (
         ([], "by --root, or map the column, as in --column image=txt, if it is to be a string"),
-        (["--column", "image=txt"], "or the column with --column id="),
-        (["--column", "image=jpg"], "leave such rows out with --on-error skip, or fetch it"),
+        (["--column", "image=txt"], "or leave out the column with --column id="),
+        (["--column", "image=jpg"], "leave such samples out with --on-error skip, or fetch it"),
     ):
         run = wdsdist("pack", "t.csv", "dest", *options)
         assert (run.returncode, advice in run.stderr) == (2, True), run.stderr

@@ -19,7 +19,7 @@ from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import run_in_subprocess
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
-from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
+from wdsdist.packing.members import OR_SKIP, BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
 from wdsdist.packing.options import Images, Options
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
@@ -39,7 +39,7 @@ _NO_COLOURS = {"1", "P", "PA", "I", "I;16", "I;16L", "I;16B", "F"}
 
 _PROBES = 64
 """Samples by which the size of raw images is estimated, so that shards come out about as large as asked for."""
-_ADVICE = "leave such samples out with on_error='skip', or replace it"
+_ADVICE = f"{OR_SKIP}replace it"
 
 
 def prepared(samples: Iterable[Sample], options: Options) -> Iterable[Sample]:

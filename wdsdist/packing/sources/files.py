@@ -22,7 +22,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.curation.tables import kind_of
 from wdsdist.errors import SourceError
-from wdsdist.packing.members import FilePayload, Payload, Sample, Samples
+from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import (
     Folder,
@@ -32,7 +32,7 @@ from wdsdist.packing.sources.listing import (
     list_samples,
     shown,
 )
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, LeftOut, Source
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
@@ -155,16 +155,17 @@ class Files:
         self,
         kind: str,
         options: Options,
-        samples: Callable[[list[ListedSample]], Samples],
-        *,
+        make: Callable[..., Iterator[Sample]],
+        *arguments: Any,
         state: str,
         root: bytes = b"",
         of_files: bool = False,
     ) -> Source:
         """Return the source of all files below a ``root``.
 
-        ``state`` identifies the files, beside their paths, sizes and times; ``samples`` gives them their data;
-        ``of_files`` says that they are local files, which any thread can read at any time.
+        ``make`` gives samples their data, as `file_samples` does: it is called with ``arguments`` and the listed
+        samples. ``state`` identifies the files, beside their paths, sizes and times; ``of_files`` says that they are
+        local files, which any thread can read at any time.
 
         Raises `SourceError` if there is no sample, for the first that cannot be packed unless such are left out, and
         for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
@@ -231,7 +232,7 @@ class Files:
         def load() -> Contents:
             return Contents(
                 sizes=listing.stored_sizes()[numbers],
-                take=lambda indices: samples(listing.samples(numbers[indices])),
+                take=lambda indices: Samples(make, (*arguments, listing.samples(numbers[indices]))),
                 notes=notes,
                 left_out=tuple(left_out),
                 members=listing.members(numbers),
@@ -260,7 +261,7 @@ def _find_classes(
     if data.any():
         problem = f"{label} holds {listing.path(int(data.argmax()))} beside the class folders"
         raise SourceError(f"{problem}: move it into one of them, or pack with class_folders=False")
-    labels = np.array([one.lower() == "cls" for one in listing.extensions], np.bool_)[listing.extension_ids]
+    labels = np.array([extension.lower() == "cls" for extension in listing.extensions], np.bool_)[listing.extension_ids]
     if labels.any():
         raise SourceError(
             f"{label}/{listing.path(int(labels.argmax()))} gives a class already: pack with class_folders=False"
@@ -311,9 +312,7 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, f"{root}/")
-    return files.source(
-        "folder", options, lambda samples: Samples(file_samples, (read, None, samples)), state="folder", of_files=True
-    )
+    return files.source("folder", options, file_samples, read, None, state="folder", of_files=True)
 
 
 def _local(above: str, path: str, size: int, _: int) -> FilePayload:

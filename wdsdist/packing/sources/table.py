@@ -21,9 +21,10 @@ from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
 from wdsdist.errors import SourceError
+from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Content, check_columns, choose, suffix
-from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, Source
+from wdsdist.packing.sources.source import Candidate, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, TableFiles, is_bytes, is_numbers, list_rows
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples

@@ -30,8 +30,10 @@ from wdsdist.curation.tables import Kind, Table
 from wdsdist.errors import ArgumentError, SampleError, SourceError
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import (
+    OR_SKIP,
     BrokenPayload,
     FilePayload,
+    LeftOut,
     Payload,
     Sample,
     Samples,
@@ -42,7 +44,7 @@ from wdsdist.packing.members import (
 )
 from wdsdist.packing.options import OnError
 from wdsdist.packing.sources.columns import KEY, Column, suffix
-from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, LeftOut, key_digest, repeated
+from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, key_digest, repeated
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096
@@ -50,7 +52,7 @@ _SAMPLED, _SMALL = 64, 4096
 so many."""
 _AT_ONCE = 256
 """Rows that are taken together where they are written."""
-_ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
+_ADVICE = f"{OR_SKIP}map columns otherwise with columns="
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,8 @@ def row_samples(
                     except SourceError as error:
                         name = columns[key_position].name
                         raise SourceError(
-                            f"column {name!r} holds what cannot be a key: {error}. Leave such rows out with "
-                            f"on_error='skip', or the column with columns={{{name!r}: ''}}"
+                            f"column {name!r} holds what cannot be a key: {error}: {OR_SKIP}leave out the column with "
+                            f"columns={{{name!r}: ''}}"
                         ) from error
             except SourceError as error:
                 yield broken(key or numbered(number), error)
@@ -305,7 +307,7 @@ def list_rows(
         reason = f"{table.row_name(number)}: {problem}"
         if on_error == "raise":
             raise SourceError(reason)
-        wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), reason.replace(above, ""))
+        wrong[number] = LeftOut.of(key, reason, above)
 
     def batches() -> Iterator[Any]:
         rows, first = 4096, 0
@@ -321,9 +323,7 @@ def list_rows(
         try:
             status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files is slow
         except FileNotFoundError as error:
-            raise SourceError(
-                f"{path} does not exist: leave such rows out with on_error='skip', or fetch it"
-            ) from error
+            raise SourceError(f"{path} does not exist: {OR_SKIP}fetch it") from error
         except (OSError, ValueError) as error:
             raise SourceError(f"{path!r:.200} cannot be looked up: {error}") from error
         if not stat.S_ISREG(status.st_mode):
@@ -360,8 +360,8 @@ def list_rows(
         leave_out(
             number,
             key,
-            f"the key {key!r} stands in {table.row_name(first)} already: leave such rows out with on_error='skip', or "
-            f"map columns otherwise with columns= so that another column, or none, gives the key",
+            f"the key {key!r} stands in {table.row_name(first)} already: {OR_SKIP}map columns otherwise with columns= "
+            f"so that another column, or none, gives the key",
         )
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
