@@ -67,7 +67,7 @@ def test_advice_names_options_as_they_are_typed(wdsdist: Run, tmp_path: Path) ->
         (tmp_path / "photos" / name).write_text("<html> is no image")
     for options, advice in (
         ([], "or all into one by --no-class-folders"),
-        (["--no-class-folders"], """say where keys end by --key "last-dot", --key "first-dot" or"""),
+        (["--no-class-folders"], "say where keys end by --key last-dot, --key first-dot or"),
         (["--no-class-folders", "--key", "last-dot"], "leave such samples out with --on-error skip, or"),
     ):
         run = wdsdist("pack", "photos", "dest", *options)

@@ -172,9 +172,8 @@ def pack(
 
 
 def _say_recognised(recognised: Recognised, *, err: bool = False) -> None:
-    command: Any = click.get_current_context().command
     for line in recognised.lines:
-        say(command.typed(line), err=err)
+        say(line, err=err)
 
 
 def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> None:

@@ -23,7 +23,7 @@ from wdsdist.curation.columns import ColumnReader, names
 from wdsdist.curation.fields import checked, read_all
 from wdsdist.curation.join import Tables, column, match, name_in, open_tables
 from wdsdist.curation.tables import Table, pyarrow
-from wdsdist.errors import ArgumentError, IndexFormatError, printable
+from wdsdist.errors import ArgumentError, IndexFormatError, given, printable
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -86,7 +86,7 @@ def add_columns(
             if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
                 raise ArgumentError(
-                    f"{has} another {name!r} already than {origin}; nothing was written: pass overwrite=True",
+                    f"{has} another {name!r} than {origin}; nothing was written: pass {given('overwrite', True)}",
                     argument="overwrite",
                 )
             is_read = is_read or name in requested or (column is not None and column.is_read)

@@ -25,7 +25,7 @@ from wdsdist.curation import arrays, columns, fields, query, view_file
 from wdsdist.curation.join import column, examples, match, name_in, open_at
 from wdsdist.curation.tables import kind_of, pyarrow
 from wdsdist.curation.view_file import MOST_IN_A_SHARD, Picks
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SampleError, SourceError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SampleError, SourceError, given
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _again(data: Manifest, step: dict[str, Any], *, allow_elsewhere: bool, allow
             if isinstance(options[name], str) and storage.is_remote(options[name]) and not allow_elsewhere:
                 raise IndexFormatError(
                     f"the view was made with the list {storage.shown(options[name])}: if you know it and want it, pass "
-                    f"allow_elsewhere=True"
+                    f"{given('allow_elsewhere', True)}"
                 )
     return select(data, **options)
 
@@ -309,7 +309,7 @@ def _view(
     if not len(positions) and not allow_empty:
         which = f"the part {step['part']!r}" if "part" in step else "the view"
         raise ArgumentError(
-            f"{which} would have no sample of {manifest.num_samples:,}: change the choice, or pass allow_empty=True",
+            f"{which} would have no sample of {manifest.num_samples:,}: allow that with {given('allow_empty', True)}",
             argument="allow_empty",
         )
     before = manifest.picks

@@ -29,7 +29,7 @@ from wdsdist._util.files import atomic_write, lies_in, locked, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
 from wdsdist.curation import arrays
 from wdsdist.curation.tables import pyarrow
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError, given
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -147,12 +147,13 @@ def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Callable
         )
     home = _home(manifest)
     location = folders(manifest)[0] if output is None else str(output.absolute())
+    advice = f"name another folder with {given('output')}"
     if storage.is_remote(location):
-        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: name a folder with output=")
+        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: {advice}")
     folder = Path(location)
     # A link in a data set must not lead out of it.
     if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
-        raise DestinationError(f"{folder} is a link that leads out of the data set: name a folder with output=")
+        raise DestinationError(f"{folder} is a link that leads out of the data set: {advice}")
 
     def refuse() -> None:
         raise DestinationError("another process is adding columns to this data set: wait until it is done")
@@ -176,7 +177,7 @@ def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Callable
         if isinstance(error, WdsdistError):
             raise
         raise DestinationError(
-            f"columns cannot be written to {folder} ({error.strerror or error}): name another folder with output="
+            f"columns cannot be written to {folder} ({error.strerror or error}): {advice}"
         ) from error
 
 

@@ -31,6 +31,7 @@ from wdsdist.errors import (
     NotFoundError,
     StorageError,
     WdsdistError,
+    given,
 )
 from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
@@ -311,7 +312,8 @@ def claim(target: Destination, job: Job, *, overwrite: bool) -> None:
         else:
             what = "tars or an index.json, and no record of what they were packed from that this wdsdist reads"
         raise DestinationExistsError(
-            f"{target} holds {what}: choose another folder, or replace what wdsdist packed there with overwrite=True"
+            f"{target} holds {what}: choose another folder, or replace what wdsdist packed there with "
+            f"{given('overwrite', True)}"
         )
     shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
     own = {name for name in shards if any(earlier.writes(name) for earlier in jobs)}  # the shards that wdsdist packed
@@ -373,7 +375,7 @@ def claim_append(target: Destination, known: Manifest, job: Job, notes: Mapping[
         if not overwrite:
             raise DestinationExistsError(
                 f"appending {unfinished.location} to {target} was not finished ({'; '.join(differences)}): run that "
-                f"command again first, or drop what it has written with overwrite=True"
+                f"command again first, or drop what it has written with {given('overwrite', True)}"
             )
         for name in left:
             target.remove(name)

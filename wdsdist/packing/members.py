@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES, last_part
-from wdsdist.errors import SourceError, WdsdistError
+from wdsdist.errors import SourceError, WdsdistError, given
 from wdsdist.packing.options import OnError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.fields import BLOCK
@@ -83,8 +83,9 @@ class Samples:
         return self.make(*self.arguments)
 
 
-OR_SKIP = "leave such samples out with on_error='skip', or "
-"""Starts the remedy for a sample that cannot be packed."""
+def or_skip() -> str:
+    """Return the beginning of a remedy for a sample that cannot be packed."""
+    return f"leave such samples out with {given('on_error', 'skip')}, or "
 
 
 class LeftOut(NamedTuple):
@@ -97,7 +98,7 @@ class LeftOut(NamedTuple):
     @classmethod
     def of(cls, key: str, error: object, root: str) -> LeftOut:
         """Return a sample with its error, without the advice to leave it out and without the path of the source."""
-        reason = str(error).replace(OR_SKIP, "").replace(root, "")
+        reason = str(error).replace(or_skip(), "").replace(root, "")
         return cls(key.encode("utf-8", "backslashreplace").decode(), reason)
 
 
@@ -273,7 +274,7 @@ def content_problem(name: str, head: bytes) -> str:
         return ""
     return (
         f"{name} begins with {head.decode('utf-8', 'replace')!r}, which is not what its extension says: "
-        f"{OR_SKIP}replace it"
+        f"{or_skip()}replace it"
     )
 
 

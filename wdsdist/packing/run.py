@@ -15,7 +15,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.distributed import run_once
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing import destination, sources
 from wdsdist.packing.destination import Destination, Job
 from wdsdist.packing.members import LeftOut
@@ -247,8 +247,8 @@ def run(
                 # A job that prepares its data by `data_download` comes here at each start on a new node.
                 logging.INFO if run_once.is_running() else logging.WARNING,
                 "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or "
-                "more have come, pack with overwrite=True",
-                target, f"{finished.num_samples:,}", by, listed.location,
+                "more have come, pack with %s",
+                target, f"{finished.num_samples:,}", by, listed.location, given("overwrite", True),
             )  # fmt: skip
         return finished
     with destination.locked(target):  # the process that held it before may have finished the same job

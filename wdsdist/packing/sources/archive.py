@@ -20,7 +20,7 @@ import zlib
 from pathlib import Path
 
 from wdsdist.errors import ShardDamagedError, SourceError
-from wdsdist.packing.members import OR_SKIP, BrokenPayload, FilePayload, Payload
+from wdsdist.packing.members import BrokenPayload, FilePayload, Payload, or_skip
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
@@ -105,7 +105,7 @@ def _zipped(file: FileStamp, _: str, size: int, position: int) -> Payload:
             raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
     except _DAMAGE as error:
         return BrokenPayload(
-            f"{file.path}/{info.filename} is damaged ({error}): {OR_SKIP}fetch the archive again", size
+            f"{file.path}/{info.filename} is damaged ({error}): {or_skip()}fetch the archive again", size
         )
     return data
 
