@@ -84,9 +84,9 @@ def add_columns(
                 before = _concatenated(data, known)
             values[name], differing = arrays.filled_up(before, others, overwrite=overwrite)
             if differing and not overwrite:
-                has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
+                has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"
                 raise ArgumentError(
-                    f"{has} another {name!r} than {origin}; nothing was written: pass {given('overwrite', True)}",
+                    f"{has} {name!r} already than {origin}; nothing was written: pass {given('overwrite', True)}",
                     argument="overwrite",
                 )
             is_read = is_read or name in requested or (column is not None and column.is_read)
