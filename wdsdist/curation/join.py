@@ -203,7 +203,7 @@ def examples(data: Manifest) -> dict[str, list[str]]:
             values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
             examples[name] = values.drop_null().to_pylist()
     small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _COMPARED]
-    members, _ = fields.read(part, [fields.Field("field", name) for name in small], shard, _LOOKED_AT)
+    members, _ = fields.read(part, small, shard, _LOOKED_AT)
     for member, values in members.items():
         for value in values.cast("large_string").drop_null().to_pylist():
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
