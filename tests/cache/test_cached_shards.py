@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
-import signal
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +13,9 @@ import pytest
 
 import wdsdist
 from tests.cache.conftest import SAMPLES, SHARDS, SIZE, member
+from tests.support.damage import flip
 from tests.support.heard import heard
 from tests.support.policies import use_policy
-from tests.support.programs import command
 from tests.support.sources import Shards
 from tests.support.stores import used, watched
 from tests.support.tars import plain_tar
@@ -102,14 +97,6 @@ def test_labels_and_thin_views_take_little_more_than_their_bytes(web: Web, remot
     assert tar_bytes(web) <= 8 * (SIZE + 3 * CHUNK)
 
 
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 def test_a_bit_that_flips_in_a_copy_is_found_at_the_next_read(web: Web, shards: Shards, remote: Manifest) -> None:
     assert is_right(shards, 1)
     web.bytes_of.clear()
@@ -120,19 +107,22 @@ def test_a_bit_that_flips_in_a_copy_is_found_at_the_next_read(web: Web, shards: 
     assert 0 < tar_bytes(web) <= SIZE + 2 * CHUNK
 
 
-@pytest.mark.parametrize("what", ["cut", "removed", "index", "no index"])
-def test_a_damaged_copy_is_fetched_again(web: Web, shards: Shards, remote: Manifest, what: str) -> None:
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, 5000),
+    "longer": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "header": lambda path: flip(path, path.stat().st_size // CHUNK * CHUNK),
+    "removed": Path.unlink,
+    "index": lambda path: beside(path).write_bytes(beside(path).read_bytes()[:-40] + bytes(40)),
+    "no index": lambda path: beside(path).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_copy_is_fetched_again(shards: Shards, remote: Manifest, damage: str) -> None:
     assert is_right(shards, 0)
     shards.source.release()
-    path = shards.path(0)
-    if what == "cut":
-        os.truncate(path, 5000)
-    elif what == "removed":
-        path.unlink()
-    elif what == "index":
-        beside(path).write_bytes(beside(path).read_bytes()[:-40] + bytes(40))
-    else:
-        beside(path).unlink()
+    DAMAGES[damage](shards.path(0))
     assert is_right(shards, 0)
     assert is_right(Shards(remote, shards.options.folder), 0)
 
@@ -265,49 +255,3 @@ def test_what_is_fetched_ahead_ends_between_requests_once_nobody_goes_on(web: We
     web.bytes_of.clear()
     assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: False)  # type: ignore[attr-defined]
     assert tar_bytes(web) == 0
-
-
-class Job:
-    """A process that reads all shards in batches of some, in an order of its own."""
-
-    def __init__(self, url: str, folder: Path, limit: int, seed: int) -> None:
-        program = command("reading_job", url, folder, limit, seed, 2)
-        self.process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-
-    def cost(self) -> dict[str, int]:
-        with self.process as running:  # which closes its end of the pipe
-            assert running.stdout is not None
-            cost: dict[str, int] = json.loads(running.stdout.read())
-        assert self.process.returncode == 0
-        return cost
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-
-
-@pytest.fixture
-def limit(remote: Manifest) -> int:
-    return 3 * room_of(int(remote.sizes[0]), 8000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_limited", [False, True])
-def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
-    web: Web, tmp_path: Path, limit: int, is_limited: bool
-) -> None:
-    folder, chance = tmp_path / "cache", random.Random(0)
-    with watched(lambda: used(folder)) as use:
-        for _ in range(2):
-            jobs = [Job(web.url, folder, limit if is_limited else 0, seed) for seed in range(3)]
-            for job in jobs:
-                assert job.process.stdout is not None
-                assert job.process.stdout.readline() == "ready\n"
-            time.sleep(chance.uniform(0, 0.15))  # at any moment: no event marks it
-            jobs.pop(0).kill()
-            for job in jobs:
-                job.cost()
-    if is_limited:
-        assert max(use) <= limit
-    else:
-        assert tar_bytes(web) <= 2 * sum(path.stat().st_size for path in web.folder.glob("*.tar"))

@@ -122,26 +122,6 @@ def test_a_forked_child_holds_no_lock_of_its_parent(path: Path) -> None:
             assert file.lock(alone=True)
 
 
-@pytest.mark.parametrize("change", ["cut", "longer", "header", "empty"])
-def test_a_damaged_file_has_no_header(path: Path, change: str) -> None:
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        if change == "header":
-            file.seek(11 * CHUNK)
-            file.write(b"\xff" * 8)
-        else:
-            file.truncate({"cut": size - 1, "longer": size + 1, "empty": 0}[change])
-    with LockableFile(path) as copy, pytest.raises(ValueError, match=r"no whole copy|no copy|Expecting|utf-8"):
-        chunk_file.header_of(copy)
-
-
-def test_a_copy_that_is_cut_is_not_held(path: Path) -> None:
-    copy = opened(path)
-    assert copy.hold()
-    os.truncate(path, 100)
-    assert not copy.hold()
-
-
 @pytest.mark.parametrize("plant", ["link", "folder", "pipe"])
 def test_what_others_planted_is_not_opened(tmp_path: Path, plant: str) -> None:
     path = tmp_path / "planted"

@@ -33,41 +33,39 @@ def read(remote: Manifest, folder: Path) -> bytes:
     return bytes(Shards(remote, folder).shard(0).content)
 
 
+@pytest.mark.parametrize("name", ["cache", "link"])
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
-def test_a_folder_that_others_can_write_is_refused(remote: Manifest, folder: Path, packed: Path, mode: int) -> None:
+def test_a_folder_that_others_can_write_is_refused(
+    remote: Manifest, folder: Path, tmp_path: Path, mode: int, name: str
+) -> None:
+    (tmp_path / "link").symlink_to(folder)
     folder.chmod(mode)
-    with pytest.raises(CacheError, match=rf"others can write it \(mode {mode:04o}\).*`chmod go-w {folder}`"):
-        read(remote, folder)
+    with pytest.raises(CacheError, match=rf"others can write it \(mode {mode:04o}\).*`chmod go-w {tmp_path / name}`"):
+        read(remote, tmp_path / name)
     assert list(folder.iterdir()) == []
     folder.chmod(mode & ~0o022)
-    assert read(remote, folder) == (packed / "00.tar").read_bytes()
+    read(remote, tmp_path / name)
     folder.chmod(mode)
     with pytest.raises(CacheError, match="others can write it"):  # with what is in it
-        read(remote, folder)
-
-
-def test_a_folder_that_a_link_leads_to_is_checked(remote: Manifest, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(folder)
-    read(remote, tmp_path / "link")
-    folder.chmod(0o777)
-    with pytest.raises(CacheError, match="others can write it"):
-        read(remote, tmp_path / "link")
+        read(remote, tmp_path / name)
 
 
 @as_root
-def test_a_folder_of_another_user_is_refused(remote: Manifest, folder: Path) -> None:
-    os.chown(folder, STRANGER, -1)
-    with pytest.raises(CacheError, match=r"belongs to user 12345, not to user 0.*choose a cache_dir that belongs"):
-        read(remote, folder)
-
-
-@as_root
-def test_a_folder_that_a_group_with_others_in_it_can_write_is_refused(remote: Manifest, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("user", "group", "message"),
+    [
+        (STRANGER, -1, r"belongs to user 12345, not to user 0.*choose a cache_dir that belongs"),
+        (-1, STRANGER, "others can write it"),
+    ],
+)
+def test_a_folder_of_another_user_or_group_is_refused(
+    remote: Manifest, folder: Path, user: int, group: int, message: str
+) -> None:
     folder.chmod(0o770)
     read(remote, folder)  # root's group has no other member
-    os.chown(folder, -1, STRANGER)
+    os.chown(folder, user, group)
     folder.chmod(0o770)
-    with pytest.raises(CacheError, match="others can write it"):
+    with pytest.raises(CacheError, match=message):
         read(remote, folder)
 
 

@@ -14,12 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import wdsdist
 from tests.support import forked
 from tests.support.photos import decode_rgb, encode, photo
 from tests.support.programs import command
-from tests.support.tars import plain_tar
-from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import SampleError
 from wdsdist.samples.codecs import IMAGE_FORMS
 from wdsdist.samples.images.decode import DecodeImage, EncodedImage
@@ -113,17 +110,6 @@ def test_max_pixels_is_the_limit_of_every_decoder(kind: str, monkeypatch: pytest
             SampleError, match=r"an image has 30 x 20 pixels, more than max_pixels, 599: raise max_pixels"
         ):
             way(data)
-
-
-def test_a_data_set_takes_a_limit_and_names_shard_and_member(tmp_path: Path) -> None:
-    (tmp_path / "x.tar").write_bytes(plain_tar([("1.jpg", encode(SMALL)), ("2.jpg", encode(SMALL))]))
-    wdsdist.index(tmp_path)
-    fits = StreamingDataset(tmp_path, decode={"jpg": DecodeImage("rgb8", max_pixels=600)}, num_replicas=1, rank=0)
-    (batch,) = StreamingDataLoader(fits, batch_size=2, num_workers=0)
-    assert batch["jpg"].shape == (2, 20, 30, 3)
-    small = StreamingDataset(tmp_path, decode={"jpg": DecodeImage("rgb8", max_pixels=599)}, num_replicas=1, rank=0)
-    with pytest.raises(SampleError, match=r"x\.tar: member 2\.jpg: an image has 30 x 20 pixels, more than max_pixels"):
-        small[1]
 
 
 def test_a_tile_that_is_as_large_as_its_image_is_read() -> None:
