@@ -306,9 +306,9 @@ class PlannedEpoch:
         return not any(replace(self, start=position).steps())
 
     def block(self, number: int, ranks: range | None = None) -> Block:
-        """Plan a block for all ranks of this world; return the batches of some, or of all.
+        """Plan a block for all ranks of this world; return the batches that ``ranks`` make, by default all of them.
 
-        Of the first block they are those that are left. Raises `StateError` if more steps were taken of it than it has.
+        The first block has the batches that are left. Raises `StateError` if more steps were taken of it than it has.
         """
         first = number * self.block_samples
         positions = np.arange(first, min(first + self.block_samples, self.num_samples), dtype=np.int64)
