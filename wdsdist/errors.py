@@ -9,6 +9,7 @@ Messages quote names from data sets that others made: control characters are esc
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 # C0, DEL and C1; marks, embeddings, overrides and isolates of text direction; line and paragraph separators; and lone
 # surrogates, but for those that stand for bytes above C1 in a name that is not UTF-8.
@@ -26,6 +27,24 @@ def printable(text: str, *, keep: str = "") -> str:
     cat\\x1b[2J\\n.jpg
     """
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], text)
+
+
+def in_python(argument: str, *value: object) -> str:
+    """Return an argument as a call in Python gives it.
+
+    >>> in_python("on_error", "skip"), in_python("root")
+    ("on_error='skip'", 'root=')
+    """
+    return f"{argument}={''.join(map(repr, value))}"
+
+
+spelling: Callable[..., str] = in_python
+"""How messages spell arguments: a command of the command line replaces it while it runs."""
+
+
+def given(argument: str, *value: object) -> str:
+    """Return an argument as whoever reads the message gives it: ``on_error='skip'``, or ``--on-error skip``."""
+    return spelling(argument, *value)
 
 
 class WdsdistError(Exception):

@@ -67,7 +67,7 @@ def test_advice_names_options_as_they_are_typed(wdsdist: Run, tmp_path: Path) ->
         (tmp_path / "photos" / name).write_text("<html> is no image")
     for options, advice in (
         ([], "or all into one by --no-class-folders"),
-        (["--no-class-folders"], """say where keys end by --key "last-dot", --key "first-dot" or"""),
+        (["--no-class-folders"], "say where keys end by --key last-dot, --key first-dot or"),
         (["--no-class-folders", "--key", "last-dot"], "leave such samples out with --on-error skip, or"),
     ):
         run = wdsdist("pack", "photos", "dest", *options)
@@ -91,8 +91,8 @@ def test_advice_on_columns_is_typed_as_an_option(wdsdist: Run, tmp_path: Path) -
     (tmp_path / "t.csv").write_text("id,image\na.b,gone/1.jpg\n")
     for options, advice in (
         ([], "by --root, or map the column, as in --column image=txt, if it is to be a string"),
-        (["--column", "image=txt"], "or the column with --column id="),
-        (["--column", "image=jpg"], "leave such rows out with --on-error skip, or fetch it"),
+        (["--column", "image=txt"], "or leave out the column with --column id="),
+        (["--column", "image=jpg"], "leave such samples out with --on-error skip, or fetch it"),
     ):
         run = wdsdist("pack", "t.csv", "dest", *options)
         assert (run.returncode, advice in run.stderr) == (2, True), run.stderr

@@ -21,7 +21,7 @@ import wdsdist
 from tests.support import forked
 from tests.support.programs import command
 from wdsdist.cli import progress
-from wdsdist.cli.options import Command, _Echo
+from wdsdist.cli.options import _Echo
 from wdsdist.shards.progress import ShardsProgress
 
 
@@ -249,5 +249,5 @@ class TestHostileNames:
         import logging
 
         record = logging.LogRecord("wdsdist", logging.INFO, "", 0, "waiting for %s", (HOSTILE,), None)
-        _Echo(Command("pack")).emit(record)
+        _Echo().emit(record)
         assert capsys.readouterr().err == rf"wdsdist: waiting for {SHOWN}\r\nwdsdist: verified" + "\n"

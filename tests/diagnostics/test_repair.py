@@ -35,48 +35,33 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def lose_index(folder: Path) -> None:
-    (folder / f"{NAMES[1]}.wdsindex").unlink()
+TAR, INDEX = NAMES[1], f"{NAMES[1]}.wdsindex"
+HARMS: dict[str, Callable[[Path], object]] = {
+    "lose index": lambda folder: (folder / INDEX).unlink(),
+    "damage index": lambda folder: flip(folder / INDEX, 200),
+    "swap index": lambda folder: shutil.copy(folder / f"{NAMES[2]}.wdsindex", folder / INDEX),
+    "flip data": lambda folder: flip(folder / TAR, 600),
+    "flip header": lambda folder: flip(folder / TAR, 3),
+    "cut": lambda folder: (folder / TAR).write_bytes((folder / TAR).read_bytes()[:2000]),
+    "lose": lambda folder: (folder / TAR).unlink(),
+}
+TAR_HARMS = ("flip data", "flip header", "cut", "lose")
 
 
-def damage_index(folder: Path) -> None:
-    flip(folder / f"{NAMES[1]}.wdsindex", 200)
-
-
-def swap_index(folder: Path) -> None:
-    shutil.copy(folder / f"{NAMES[2]}.wdsindex", folder / f"{NAMES[1]}.wdsindex")
-
-
-def flip_data(folder: Path) -> None:
-    flip(folder / NAMES[1], 600)
-
-
-def flip_header(folder: Path) -> None:
-    flip(folder / NAMES[1], 3)
-
-
-def cut(folder: Path) -> None:
-    (folder / NAMES[1]).write_bytes((folder / NAMES[1]).read_bytes()[:2000])
-
-
-def lose(folder: Path) -> None:
-    (folder / NAMES[1]).unlink()
-
-
-@pytest.mark.parametrize("harm", [lose_index, damage_index, swap_index])
-def test_an_index_is_made_anew_from_a_whole_tar(shards: Path, harm: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("harm", ["lose index", "damage index", "swap index"])
+def test_an_index_is_made_anew_from_a_whole_tar(shards: Path, harm: str) -> None:
     before = contents(shards)
-    harm(shards)
+    HARMS[harm](shards)
     assert repaired(shards) == [Repair(NAMES[1], True, "indexed again")]
     assert contents(shards) == before
     assert wdsdist.verify(shards) == []
 
 
-@pytest.mark.parametrize("harm", [flip_data, flip_header, cut, lose])
+@pytest.mark.parametrize("harm", TAR_HARMS)
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_damaged_tar_is_replaced_by_a_whole_copy(shards: Path, harm: Callable[[Path], None], remote: bool) -> None:
+def test_a_damaged_tar_is_replaced_by_a_whole_copy(shards: Path, harm: str, remote: bool) -> None:
     before = contents(shards)
-    harm(shards)
+    HARMS[harm](shards)
     whole = shards.parent / "whole"
     with served(whole) as web:
         place = web.url if remote else str(whole)
@@ -84,12 +69,12 @@ def test_a_damaged_tar_is_replaced_by_a_whole_copy(shards: Path, harm: Callable[
     assert contents(shards) == before
 
 
-@pytest.mark.parametrize("harm", [flip_data, flip_header, cut, lose, swap_index])
-def test_a_copy_that_is_damaged_too_is_not_taken(shards: Path, harm: Callable[[Path], None]) -> None:
-    harm(shards.parent / "whole")
-    if harm is swap_index:
+@pytest.mark.parametrize("harm", [*TAR_HARMS, "swap index"])
+def test_a_copy_that_is_damaged_too_is_not_taken(shards: Path, harm: str) -> None:
+    HARMS[harm](shards.parent / "whole")
+    if harm == "swap index":
         shutil.copy(shards / NAMES[2], shards.parent / "whole" / NAMES[1])  # whole, but another shard
-    flip_data(shards)
+    flip(shards / TAR, 600)
     before = contents(shards)
     for source, reason in ((shards.parent / "whole", ""), (None, "there is nothing to fetch it from")):
         (left,) = repaired(shards, source=source)
@@ -117,7 +102,7 @@ def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_pat
     indexes = Path(f"{tmp_path}/own{shards}")
     before = contents(indexes)
     shutil.copy(indexes / f"{NAMES[2]}.wdsindex", indexes / f"{NAMES[1]}.wdsindex")
-    flip_data(shards)
+    flip(shards / TAR, 600)
     found = wdsdist.verify(own)
     (done,) = wdsdist.repair(own, found, source=tmp_path / "whole")
     assert done.done, done
@@ -133,8 +118,8 @@ def remote(shards: Path) -> Iterator[str]:
 
 def test_remote_shards_are_fetched_and_checked(shards: Path, remote: str) -> None:
     assert wdsdist.verify(remote, workers=1) == []
-    flip_data(shards)
-    lose_index(shards)
+    flip(shards / TAR, 600)
+    (shards / INDEX).unlink()
     (shards / NAMES[2]).unlink()
     found = wdsdist.verify(remote, workers=1)
     assert [(damage.shard, damage.part) for damage in found] == [

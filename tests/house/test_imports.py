@@ -46,7 +46,7 @@ UNUSED: list[tuple[str, set[str]]] = [
     ),
     (
         "import wdsdist.cli, wdsdist.packing.sources, wdsdist.diagnostics.verify, wdsdist.loader.checkpoint\n"
-        "import wdsdist.cache, wdsdist.shards.open, wdsdist.sampling.mix_order, wdsdist.samples.images.resize",
+        "import wdsdist.cache, wdsdist.shards.open, wdsdist.sampling.mix_order, wdsdist.samples.images.transforms",
         {"torch", "webdataset"},
     ),
     ("import wdsdist.samples.images.decode, wdsdist.transforms", {"PIL", "torch", "simplejpeg", "cv2"}),

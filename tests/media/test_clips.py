@@ -12,7 +12,7 @@ import torch
 
 from tests.support.media import UNITY, Pixels, frames_of, video
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.media.clips import Place
+from wdsdist.media.clips import Location
 from wdsdist.media.containers import Track, opened
 from wdsdist.samples.marks import WHOLE
 from wdsdist.transforms import AudioClip, Clip, RandomResizedCrop
@@ -149,7 +149,7 @@ def test_only_what_a_clip_needs_is_read(container: str) -> None:
     taken: list[int] = []
     with opened(watched, "") as file:
         track = Track(file, "video", len(data))
-        for _, numbers in Clip(4, stride=2)._read(track, Place(0.7, WHOLE)):
+        for _, numbers in Clip(4, stride=2)._read(track, Location(0.7, WHOLE)):
             taken += numbers
     assert taken == [0, 1, 2, 3]
     assert len(data) > 2_000_000

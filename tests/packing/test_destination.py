@@ -16,7 +16,7 @@ from tests.support.packing import DataBytes, pack_shown
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import DestinationError, DestinationExistsError
 from wdsdist.packing import pack
-from wdsdist.packing.destination import Place, locked, records
+from wdsdist.packing.destination import Destination, locked, records
 from wdsdist.shards import build_index as indexing
 from wdsdist.shards.manifest import PACK_RECORD
 
@@ -164,7 +164,10 @@ def test_without_locks_no_packer_waits_for_one_that_was_killed_on_another_machin
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with SoftFileLock(tmp_path / ".wdsdist-pack.lock"), locked(Place.of(tmp_path, None)):  # a file is the first one
+    with (
+        SoftFileLock(tmp_path / ".wdsdist-pack.lock"),
+        locked(Destination.of(tmp_path, None)),
+    ):  # a file is the first one
         (record,) = caplog.records
     expected = f"{tmp_path} is on a file system without locks (flock): let one process at a time write there"
     assert record.getMessage() == expected
@@ -172,8 +175,8 @@ def test_without_locks_no_packer_waits_for_one_that_was_killed_on_another_machin
 
 def test_a_record_of_another_version_is_none(source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "dest", workers=1)
-    place = Place.of(tmp_path / "dest", None)
-    content = json.loads(place.read(PACK_RECORD))
-    assert [job.location for job in records(place)] == [str(source)]
+    target = Destination.of(tmp_path / "dest", None)
+    content = json.loads(target.read(PACK_RECORD))
+    assert [job.location for job in records(target)] == [str(source)]
     (tmp_path / "dest" / PACK_RECORD).write_text(json.dumps({**content, "version": content["version"] + 1}))
-    assert records(place) == []
+    assert records(target) == []

@@ -19,7 +19,7 @@ from tests.support.packing import DataBytes
 from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
 from wdsdist.integrations.engines import connect
 from wdsdist.packing import pack
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Destination
 
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
@@ -69,9 +69,9 @@ class Recording(ThreadPoolExecutor):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda job, has, place, *shard: (job, has, Place(f"{place.location}-elsewhere"), *shard), DestinationError,
+        (lambda job, has, dest, *shard: (job, has, Destination(f"{dest.location}-elsewhere"), *shard), DestinationError,
          "the worker on .* does not see .*shared file system"),
-        (lambda job, has, place, *shard: (job, has, Place(f"{place.location}-other"), *shard), DestinationError,
+        (lambda job, has, dest, *shard: (job, has, Destination(f"{dest.location}-other"), *shard), DestinationError,
          "does not see"),
         (lambda job, *work: (replace(job, location="/nowhere"), *work), SourceError, "does not see the source"),
     ],

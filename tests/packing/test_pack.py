@@ -29,7 +29,7 @@ from wdsdist._util import pools
 from wdsdist._util.extras import extra
 from wdsdist.errors import ArgumentError, ExtraMissingError
 from wdsdist.packing import pack, writer
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Destination
 from wdsdist.packing.members import FilePayload, Sample
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.writer import BUFFER
@@ -173,11 +173,11 @@ def test_an_option_of_no_type_that_it_can_have_is_refused(source: Path, tmp_path
     assert not (tmp_path / "dest").exists()
 
 
-@pytest.mark.parametrize("place", [".", "shards", "part0/shards"])
-def test_a_destination_inside_the_source_is_refused(source: Path, place: str) -> None:
+@pytest.mark.parametrize("target", [".", "shards", "part0/shards"])
+def test_a_destination_inside_the_source_is_refused(source: Path, target: str) -> None:
     before = files_in(source)
     with pytest.raises(ArgumentError, match=r"lies inside the source .*: choose a folder outside it"):
-        pack(source, source / place)
+        pack(source, source / target)
     assert files_in(source) == before
 
 
@@ -264,7 +264,7 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
     for number, broken in enumerate((False, True)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        written = writer.write_shard(Place(str(folder)), "x.tar.zst", samples(broken=broken), "", "skip", "zst:3")
+        written = writer.write_shard(Destination(str(folder)), "x.tar.zst", samples(broken=broken), "", "skip", "zst:3")
         content = (folder / "x.tar.zst").read_bytes()
         assert (written.listed.size, written.listed.tar_size) == (len(content), len(plain(content)))
         assert written.listed.sha256 == hashlib.sha256(content).hexdigest()

@@ -61,7 +61,7 @@ def test_every_reader_finds_the_samples_that_were_meant(
         source = unpack(tmp_path / "tars", {"x.tar": plain_tar(files.items())})
     source, key = source / "x.tar" if kind == "tar" else source, "last-dot" if dots is None else "first-dot"
     if files is not FIELDS and kind != "shards":
-        with pytest.raises(ArgumentError, match='say where keys end by key="last-dot"') as caught:
+        with pytest.raises(ArgumentError, match="say where keys end by key='last-dot'") as caught:
             wdsdist.pack(source, tmp_path / "dest")
         assert caught.value.argument == "key"
     packed = wdsdist.pack(source, tmp_path / "dest", key=key)

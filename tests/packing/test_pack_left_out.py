@@ -16,7 +16,7 @@ from tests.support.packing import files_in, packed_members
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack, writer
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Destination
 from wdsdist.packing.members import BrokenPayload, FilePayload, Sample
 
 
@@ -185,19 +185,19 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
     ],
 )
 def test_a_sample_that_cannot_be_stored_is_an_error_or_left_out(tmp_path: Path, sample: Sample, reason: str) -> None:
-    place = Place(str(tmp_path))
+    target = Destination(str(tmp_path))
     with pytest.raises(SourceError, match=reason):
-        writer.write_shard(place, "a.tar", given(GOOD[0], GOOD[1], sample))
+        writer.write_shard(target, "a.tar", given(GOOD[0], GOOD[1], sample))
     assert list(tmp_path.iterdir()) == []
-    written = writer.write_shard(place, "a.tar", given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip")
+    written = writer.write_shard(target, "a.tar", given(GOOD[0], GOOD[1], sample, ("z", [("txt", b"")])), "", "skip")
     assert list(packed_members(tmp_path)) == ["a/1.cls", "a/1.txt", "b.txt", "z.txt"]
     assert [one.key for one in written.left_out] == [sample[0].encode("utf-8", "backslashreplace").decode()]
     size = (tmp_path / "a.tar").stat().st_size
-    index = writer.whole_index(place, "a.tar", size, "skip")
+    index = writer.whole_index(target, "a.tar", size, "skip")
     assert index is not None
     assert writer.WrittenShard.of("a.tar", index) == written
-    assert writer.whole_index(place, "a.tar", size, "raise") is None
-    assert writer.whole_index(place, "a.tar", size + 1, "skip") is None
+    assert writer.whole_index(target, "a.tar", size, "raise") is None
+    assert writer.whole_index(target, "a.tar", size + 1, "skip") is None
 
 
 def test_while_shards_are_written_it_is_no_data_set_and_has_no_other_report(

@@ -21,7 +21,7 @@ from tests.support.trees import unpack, zip_bytes
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import PackProgress, recognise
-from wdsdist.packing.destination import Place
+from wdsdist.packing.destination import Destination
 from wdsdist.packing.sources import find
 from wdsdist.packing.writer import write_shard
 
@@ -106,6 +106,7 @@ def test_a_page_named_as_an_image_is_an_error_or_left_out(kind: str, tmp_path: P
         wdsdist.pack(source, tmp_path / "raised", workers=1, **columns)
     manifest = wdsdist.pack(source, tmp_path / "left", on_error="skip", workers=1, **columns)
     assert (manifest.num_samples, manifest.extra["left_out"]) == (COUNT - 1, 1)
+    assert "on_error" not in (tmp_path / "left" / "pack-report.jsonl").read_text(), "it is skipped already"
     assert packed_members(tmp_path / "left") == {
         name: data for name, data in FILES.items() if not name.startswith("007")
     }
@@ -141,7 +142,9 @@ def test_a_source_that_changes_after_it_was_listed_is_an_error_that_names_it(kin
     changed.write_bytes(b"other than before")
     (tmp_path / "dest").mkdir()
     with pytest.raises(SourceError, match=re.escape(changed.name)):
-        write_shard(Place(str(tmp_path / "dest")), "x.tar", taken if kind != "tar.gz" else find(path).take(numbers))
+        write_shard(
+            Destination(str(tmp_path / "dest")), "x.tar", taken if kind != "tar.gz" else find(path).take(numbers)
+        )
     assert list((tmp_path / "dest").iterdir()) == []
 
 

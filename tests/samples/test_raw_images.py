@@ -14,8 +14,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.packing import Images
 from wdsdist.packing.encoders import encode
-from wdsdist.samples.images.resize import Source
-from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop
+from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop, Source
 from wdsdist.samples.sample_spec import Decoder
 
 RAW = encode("npy", photo(120, 160))

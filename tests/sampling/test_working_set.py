@@ -107,7 +107,7 @@ def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
         ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*or pass shuffle_window=400"
     ):
         checked(readers(30), settings, needed - 1)
-    with pytest.raises(ArgumentError, match='take order="shard"'):
+    with pytest.raises(ArgumentError, match="take order='shard'"):
         checked(readers(30), OrderSettings(name="sampler"), needed)
     with pytest.raises(ArgumentError, match="or pack smaller shards"):
         checked(readers(30), settings, MB)

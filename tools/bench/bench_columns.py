@@ -68,10 +68,10 @@ def make(folder: Path, samples: int, shards: int) -> None:
     (folder / index_json.FILE_NAME).write_bytes(index_json.dumps(manifest))
     data = wdsdist.open(folder)
     with column_file.writing(data) as write:
-        write("n", pa.chunked_array([np.random.default_rng(0).random(samples)]), "field", [])
+        write("n", pa.chunked_array([np.random.default_rng(0).random(samples)]))
         starts = range(0, samples, CHUNK)
         parts = [identifiers(np.arange(first, min(first + CHUNK, samples), dtype=np.uint64)) for first in starts]
-        write("id", pa.chunked_array(map(strings, parts)), "field", [])
+        write("id", pa.chunked_array(map(strings, parts)))
     schema = pa.schema([("id", pa.large_string()), ("score", pa.float64())])
     with pq.ParquetWriter(folder / "table.parquet", schema, compression="snappy", use_dictionary=False) as writer:
         for first in range(0, samples, CHUNK):

@@ -170,10 +170,7 @@ def warm(
             first[use.shard] = None
 
     def fetch(shard: int) -> None:
-        picks, members = picks_of(manifest, shard), None
-        if picks is not None:  # a view has some of its samples
-            members = partial(Fields(None).members, samples=np.unique(picks).astype(np.int64))
-        cache.fetch_all(source.shard(shard), members)
+        cache.fetch_all(source.shard(shard), Fields(None).of_epoch(picks_of(manifest, shard)))
 
     total, fetched = int(sizes[[*first]].sum()), 0
     # What is needed sooner is not evicted for the rest.

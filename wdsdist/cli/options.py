@@ -7,12 +7,13 @@ import functools
 import inspect
 import json
 import logging
-import re
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsdist import errors
 from wdsdist._util.validation import byte_size, check_path
 from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError, WdsdistError
@@ -29,14 +30,10 @@ _ACCESS = f"{__name__}.access"
 
 
 class _Echo(logging.Handler):
-    """Prints log messages of the library to standard error, with options as they are typed."""
-
-    def __init__(self, command: Command) -> None:
-        super().__init__()
-        self._command = command
+    """Prints log messages of the library to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(f"wdsdist: {self._command.typed(record.getMessage())}", err=True)
+        say(f"wdsdist: {record.getMessage()}", err=True)
 
 
 class Command(click.Command):
@@ -75,12 +72,13 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error about an argument begins with the option of this name."""
-        logger, echo = logging.getLogger("wdsdist"), _Echo(self)
+        logger, echo = logging.getLogger("wdsdist"), _Echo()
         logger.addHandler(echo)
+        before, errors.spelling = errors.spelling, self.spelled
         try:
             return super().invoke(ctx)
         except WdsdistError as error:
-            argument, message = getattr(error, "argument", ""), self.typed(str(error))
+            argument, message = getattr(error, "argument", ""), str(error)
             for param in self.params:
                 if isinstance(param, click.Option) and param.name == argument:
                     option = max(param.opts, key=len)
@@ -90,27 +88,20 @@ class Command(click.Command):
                         message = f"{option}: {message}"
             raise click.ClickException(message) from error
         finally:
+            errors.spelling = before
             logger.removeHandler(echo)
 
-    def typed(self, message: str) -> str:
-        """Rewrite arguments in a message as options: ``--on-error skip`` in place of ``on_error='skip'``."""
+    def spelled(self, argument: str, *value: Any) -> str:
+        """Return an argument as an option of this command, ``--on-error skip``; without such an option as in Python."""
         for param in self.params:
-            if not isinstance(param, click.Option):
-                continue
-            option, argument = max(param.opts, key=len), f" {param.name}="
-            if param.multiple:  # columns={'image': 'jpg'}
-                message = re.sub(rf"{argument}{{'([^']+)': '([^']*)'}}", rf" {option} \1=\2", message)
-                message = re.sub(rf"{argument}(?![{{\w])", f" {option}", message)
-                continue
-            values = {f"{q}{name}{q}": f"{option} {name}" for name in getattr(param.type, "choices", ()) for q in "'\""}
-            if param.is_flag:
-                values = dict(zip(("True", "False"), (option, *param.secondary_opts), strict=False))
-            elif param.type is click.STRING:
-                message = re.sub(rf"{argument}(?![\w'\"{{])", f" {option}", message)
-                values = {"": f"{option} "}
-            for value, words in values.items():
-                message = message.replace(f"{argument}{value}", f" {words}")
-        return message
+            if isinstance(param, click.Option) and param.name == argument:
+                option, words = max(param.opts, key=len), list(map(str, value))
+                if value and isinstance(value[0], bool):
+                    return option if value[0] else param.secondary_opts[0]
+                if value and isinstance(value[0], dict):  # columns={'image': 'jpg'}
+                    words = [f"{name}={content}" for name, content in value[0].items()]
+                return shlex.join([option, *words])
+        return errors.in_python(argument, *value)
 
 
 def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Command]:

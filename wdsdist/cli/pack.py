@@ -27,37 +27,38 @@ if TYPE_CHECKING:
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
     """Parse the values of a repeated option such as ``image=jpg``."""
-    found: dict[str, str] = {}
+    extensions: dict[str, str] = {}
     for value in values:
-        name, equals, what = value.rpartition("=")
-        if not equals or not name or name in found:
+        name, equals, extension = value.rpartition("=")
+        if not equals or not name or name in extensions:
             raise click.BadParameter(f"{value!r} is not a column and its extension: write it as image=jpg", ctx, param)
-        found[name] = what
-    return found or None
+        extensions[name] = extension
+    return extensions or None
 
 
 def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that adds the options of the fields of dataclasses, from their metadata."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        for one in reversed([one for cls in classes for one in fields(cls) if not one.metadata.get("hidden")]):
-            about, more = one.metadata, dict[str, Any]()
-            flags = about.get("flag", f"--{one.name.replace('_', '-')}")
-            if "bool" in str(one.type):
-                more = {"default": None} if "negation" in about else {"is_flag": True}
+        every = [option for cls in classes for option in fields(cls) if not option.metadata.get("hidden")]
+        for option in reversed(every):
+            about, arguments = option.metadata, dict[str, Any]()
+            flags = about.get("flag", f"--{option.name.replace('_', '-')}")
+            if "bool" in str(option.type):
+                arguments = {"default": None} if "negation" in about else {"is_flag": True}
                 flags = f"{flags}/{about['negation']}" if "negation" in about else flags
             elif "choices" in about:
-                more["type"] = click.Choice(about["choices"])
-            elif str(one.type).startswith("int") and "str" not in str(one.type):
-                more["type"] = int
-            elif "Mapping" in str(one.type):
-                more |= {"multiple": True, "callback": _pairs}
+                arguments["type"] = click.Choice(about["choices"])
+            elif str(option.type).startswith("int") and "str" not in str(option.type):
+                arguments["type"] = int
+            elif "Mapping" in str(option.type):
+                arguments |= {"multiple": True, "callback": _pairs}
             if about.get("metavar") == "SIZE":
-                more["callback"] = byte_count
-            if (one.default not in (None, False, "auto") and "callback" not in more) or about.get("metavar") == "SIZE":
-                more |= {"default": one.default, "show_default": True}
-            more |= {"metavar": about["metavar"]} if "metavar" in about else {}
-            command = click.option(flags, one.name, help=about["help"], **more)(command)
+                arguments["callback"] = byte_count
+            if option.default not in (None, False, "auto"):
+                arguments |= {"default": option.default, "show_default": True}
+            arguments |= {"metavar": about["metavar"]} if "metavar" in about else {}
+            command = click.option(flags, option.name, help=about["help"], **arguments)(command)
         return command
 
     return decorated
@@ -110,8 +111,8 @@ def pack(
     given["storage_options"] = how_to_open()["storage_options"]
     shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source
     given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
-    images = {one.name: given.pop(one.name) for one in fields(Images)}
-    if any(images[one.name] != one.default for one in fields(Images)):
+    images = {option.name: given.pop(option.name) for option in fields(Images)}
+    if any(images[option.name] != option.default for option in fields(Images)):
         given["images"] = Images(**images)
     if dry_run:
         from wdsdist.packing.run import recognise, splits_of
@@ -146,10 +147,10 @@ def pack(
                 note += f", {written / (time.monotonic() - began):,.0f} samples/s"
             shown(state.bytes_done, state.bytes, note)
 
-        def announce(found: Recognised) -> None:
+        def announce(recognised: Recognised) -> None:
             states.clear()  # of an earlier split
             if not quiet:
-                _say_recognised(found, err=True)
+                _say_recognised(recognised, err=True)
 
         def pack(source: Any, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
             if splits:
@@ -170,10 +171,9 @@ def pack(
         _sum_up(manifest, states, time.monotonic() - began)
 
 
-def _say_recognised(found: Recognised, *, err: bool = False) -> None:
-    command: Any = click.get_current_context().command
-    for line in found.lines:
-        say(command.typed(line), err=err)
+def _say_recognised(recognised: Recognised, *, err: bool = False) -> None:
+    for line in recognised.lines:
+        say(line, err=err)
 
 
 def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> None:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 @click.option("--sample", metavar="N", help="Random choice of these samples: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Take each sample N times, or as often as a column says.")
 @click.option("--seed", type=int, metavar="N", default=0, help="Seed of --sample and --repeat.")
-@click.option("--refresh", metavar="VIEW", help="Make this view again, and the views that it was made from.")
+@click.option(
+    "--refresh", metavar="VIEW", type=click.Path(dir_okay=False), help="Make a view and its source views again."
+)
 @click.option("--allow-empty", is_flag=True, help="Save a view even if it has no samples.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing view.")
 @access

@@ -20,10 +20,10 @@ from wdsdist._util.validation import check_callable, check_integer, check_path, 
 from wdsdist.curation import arrays, column_file
 from wdsdist.curation.column_file import StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
-from wdsdist.curation.fields import parsed, read_all
+from wdsdist.curation.fields import checked, read_all
 from wdsdist.curation.join import Tables, column, match, name_in, open_tables
 from wdsdist.curation.tables import Table, pyarrow
-from wdsdist.errors import ArgumentError, IndexFormatError, printable
+from wdsdist.errors import ArgumentError, IndexFormatError, given, printable
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -51,29 +51,13 @@ def add_columns(
     if workers is not None:
         check_integer("workers", workers, 1)
     folder = None if output is None else check_path("output", output)
-    data, requested = manifest.whole, parsed(manifest.whole, fields, probe)
-    kinds = {field.name: field.kind for field in requested}
-
-    @functools.cache
-    def kept(name: str) -> StoredColumn | None:
-        """Return the file of a column whose values stay."""
-        try:
-            stored = column_file.load(data, name)
-        except IndexFormatError as error:
-            _log.warning("%s; its values are not used", error)
-            return None
-        if stored is None or kinds.get(name, stored.kind) == stored.kind:
-            return stored
-        if not overwrite and _values(data, stored).null_count < data.num_samples:
-            origin = "that were joined" if stored.tables else f"of a {stored.kind}"
-            raise ArgumentError(f"the column {name!r} has values {origin}: pass overwrite=True to drop them")
-        return None
-
+    data, requested = manifest.whole, checked(manifest.whole, fields, probe)
+    stored, values = functools.cache(functools.partial(_stored, data)), dict[str, Any]()
     candidates, joined, tables = list[str](), list[str](), list[Table]()
     if join is not None:
         own, theirs = _compared(on)
-        if own not in {*names(data), *kinds}:
-            requested += parsed(data, [own], [])
+        if own not in {*names(data), *requested}:
+            requested += checked(data, [own])
         labels, tables = open_tables(data, join, storage_options)
         joined = _joined(tables, theirs, only)
         candidates = [own, *joined]
@@ -81,44 +65,66 @@ def add_columns(
         candidates = column_file.names(data)
         if not candidates:
             raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
-    made, shards = dict[str, Any](), set[int]()
     with column_file.writing(data, folder) as write:
-        files = [kept(name) for name in candidates if name not in kinds and not column_file.is_free(name)]
-        stale = [stored for stored in files if stored is not None and stored.is_stale]
-        requested += parsed(data, *([each.name for each in stale if each.kind == kind] for kind in ("field", "probe")))
-        if join is None and (lacking := [each for each in stale if each.tables]):
-            columns = ", ".join(each.name for each in lacking)
-            paths = ", ".join(sorted({path for each in lacking for path in each.tables}))
+        stale = [column for name in candidates if (column := stored(name)) is not None and column.lacking]
+        requested += checked(data, [column.name for column in stale if column.is_read and column.name not in requested])
+        if join is None and (outdated := [column for column in stale if column.tables]):
+            columns = ", ".join(column.name for column in outdated)
+            paths = ", ".join(sorted({path for column in outdated for path in column.tables}))
             about = f"new shards lack the values of joined columns ({columns}): join their tables again ({paths})"
             _log.warning("%s", printable(about))
-        incomplete = [field for field in requested if (stored := kept(field.name)) is None or stored.is_stale]
-        for field in incomplete:
-            stored = kept(field.name)
-            shards.update(range(len(data.counts)) if stored is None else np.flatnonzero(stored.groups < 0).tolist())
-        read = read_all(data, incomplete, sorted(shards), workers, progress)
-        for field in incomplete:
-            stored = kept(field.name)
-            fresh = {shard: arrays_of[field.name] for shard, arrays_of in read.items()}
-            made[field.name] = _values(data, stored, fresh)
-            write(field.name, made[field.name], field.kind, stored.tables if stored else [])
-        if tables:
-            filled = np.flatnonzero(data.counts).tolist()
-            samples = made[own].chunks if own in made else map(ColumnReader(data, own).of_shard, filled)
-            rows = _match(data, own, samples, tables, theirs)
-        for name in joined:
-            stored = kept(name)
-            values = made[name] if name in made else _values(data, stored)
-            values, differing = arrays.filled_up(values, _taken(tables, name, rows), overwrite=overwrite)
+
+        def fill(name: str, others: Any, origin: str, paths: Iterable[str], *, is_read: bool) -> None:
+            """Fill the gaps of a column, and write it."""
+            before, column = values.get(name), stored(name)
+            if before is None:
+                known = dict[int, Any]()
+                if column is not None:
+                    known = {n: column.read(n) for n in np.flatnonzero(column.groups >= 0).tolist()}
+                before = _concatenated(data, known)
+            values[name], differing = arrays.filled_up(before, others, overwrite=overwrite)
             if differing and not overwrite:
-                has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'}"
+                has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"
                 raise ArgumentError(
-                    f"{has} another {name!r} already than {_label(tables)}; nothing was written: pass overwrite=True",
+                    f"{has} {name!r} already than {origin}; nothing was written: pass {given('overwrite', True)}",
                     argument="overwrite",
                 )
-            before = stored.tables if stored else []
-            kind = kinds.get(name) or (stored.kind if stored else "table")
-            write(name, values, kind, dict.fromkeys([*before, *labels]))
-    return list(dict.fromkeys([*(field.name for field in requested), *joined]))
+            is_read = is_read or name in requested or (column is not None and column.is_read)
+            write(name, values[name], dict.fromkeys([*(column.tables if column else ()), *paths]), is_read=is_read)
+
+        lacking = dict[str, Sequence[int]]()
+        for name in requested:
+            column = stored(name)
+            if column is None or not column.is_read:
+                lacking[name] = range(len(data.counts))
+            elif column.lacking:
+                lacking[name] = column.lacking
+        read = read_all(data, list(lacking), sorted(set().union(*lacking.values())), workers, progress)
+        for name in lacking:
+            fresh = {shard: read[shard][name] for shard in lacking[name]}
+            fill(name, _concatenated(data, fresh), "the members", (), is_read=True)
+        if tables:
+            filled = np.flatnonzero(data.counts).tolist()
+            samples = values[own].chunks if own in values else map(ColumnReader(data, own).of_shard, filled)
+            rows = _match(data, own, samples, tables, theirs)
+        for name in joined:
+            fill(name, _taken(tables, name, rows), _label(tables), labels, is_read=False)
+    return list(dict.fromkeys([*requested, *joined]))
+
+
+def _stored(data: Manifest, name: str) -> StoredColumn | None:
+    """Return the file of a column, if it can be used."""
+    try:
+        return None if column_file.is_free(name) else column_file.load(data, name)
+    except IndexFormatError as error:
+        _log.warning("%s; its values are not used", error)
+        return None
+
+
+def _concatenated(data: Manifest, known: Mapping[int, Any]) -> Any:
+    """Return the values of all samples, as a chunked array; samples of shards without known values have none."""
+    counts = enumerate(data.counts.tolist())
+    return arrays.concatenated(known[n] if n in known else pyarrow().nulls(count) for n, count in counts)
 
 
 def _compared(on: str | Mapping[str, str]) -> tuple[str, str]:
@@ -180,14 +186,3 @@ def _taken(tables: Sequence[Table], name: str, rows: Int64s) -> Any:
 
 def _label(tables: Sequence[Table]) -> str:
     return tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"
-
-
-def _values(data: Manifest, stored: StoredColumn | None, fresh: Mapping[int, Any] | None = None) -> Any:
-    """Return the values of all samples, as a chunked array: of the shards that a file has, or else ``fresh`` ones."""
-
-    def values(shard: int, count: int) -> Any:
-        if stored is not None and stored.groups[shard] >= 0:
-            return stored.read(shard)
-        return fresh[shard] if fresh else pyarrow().nulls(count)
-
-    return arrays.concatenated(itertools.starmap(values, enumerate(data.counts.tolist())))

@@ -25,7 +25,7 @@ from wdsdist.curation import arrays, columns, fields, query, view_file
 from wdsdist.curation.join import column, examples, match, name_in, open_at
 from wdsdist.curation.tables import kind_of, pyarrow
 from wdsdist.curation.view_file import MOST_IN_A_SHARD, Picks
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SampleError, SourceError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SampleError, SourceError, given
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ def select(
     allow_empty: bool = False,
 ) -> Manifest:
     """Choose samples; see `Manifest.select`."""
-    seed = check_integer("seed", seed, 0, 2**64 - 1)
-    amount = as_number(sample)
-    if isinstance(amount, int):
-        check_integer("sample", amount, 0)
-    elif sample is not None and (amount is None or not 0 < amount <= 1):
+    seed, amount = check_integer("seed", seed, 0, 2**64 - 1), as_number(sample)
+    is_number = isinstance(amount, int) and amount >= 0
+    if sample is not None and not is_number and (not isinstance(amount, float) or not 0 < amount <= 1):
         raise ArgumentError(
             f"sample is {sample!r}: it must be a share above 0 and up to 1.0, or a number of samples", argument="sample"
         )
@@ -72,8 +70,7 @@ def select(
         points = _points(manifest, "sample", seed)[positions]
         if amount > len(positions):
             raise ArgumentError(f"sample is {amount:,}, but only {len(positions):,} samples can be chosen from")
-        is_share = isinstance(amount, float)
-        chosen = np.flatnonzero(points < amount) if is_share else np.argsort(points, kind="stable")[:amount]
+        chosen = np.argsort(points, kind="stable")[:amount] if is_number else np.flatnonzero(points < amount)
         positions = np.sort(positions[chosen])
         step |= {"sample": amount, "seed": seed}
     return _view(manifest, positions, step, allow_empty=allow_empty)
@@ -88,7 +85,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
         own = columns.column(data, on)
     elif on in (known := examples(data)):
         shards = np.flatnonzero(data.counts).tolist()
-        read, picks = fields.read_all(data.whole, fields.parsed(data.whole, [on], []), shards), data.picks
+        read, picks = fields.read_all(data.whole, fields.checked(data.whole, [on]), shards), data.picks
         parts = (read[n][on] if picks is None else read[n][on].take(pyarrow().array(picks.of_shard(n))) for n in shards)
         own = arrays.concatenated(parts)
     else:
@@ -253,25 +250,24 @@ def _again(data: Manifest, step: dict[str, Any], *, allow_elsewhere: bool, allow
 
     Raises `IndexFormatError` for a list in a store, unless the user allows it, as for the data set of a view.
     """
+    options: dict[str, Any] = {name: step[name] for name in ("where", "sample", "seed", "by", "per") if name in step}
+    options["allow_empty"] = allow_empty
     match step:
-        case {"split": dict(shares), "part": str(part), "by": str(by), "seed": int(seed)}:
-            views = split(data, dict(shares), by=by, seed=seed, allow_empty=allow_empty)
-            return views[list(shares).index(part)]
+        case {"split": dict(shares), "part": str(part)}:
+            return split(data, dict(shares), **options)[list(shares).index(part)]
         case {"repeat": times}:
-            return repeat(data, times, seed=step.get("seed", 0), allow_empty=allow_empty)
+            return repeat(data, times, **options)
         case {"explode": by}:
-            return explode(data, by, per=step.get("per", 1), allow_empty=allow_empty)
-    lists = {name: step[name] for name in ("keys", "exclude") if name in step}
-    values = {name: note.get("list", note["from"]) for name, note in lists.items()}
-    for location in values.values():
-        if isinstance(location, str) and storage.is_remote(location) and not allow_elsewhere:
-            raise IndexFormatError(
-                f"the view was made with the list {storage.shown(location)}: if you know it and want it, pass "
-                f"allow_elsewhere=True"
-            )
-    options = {name: step[name] for name in ("where", "sample", "seed") if name in step}
-    on = next((note["on"] for note in lists.values()), "key")
-    return select(data, **values, **options, on=on, allow_empty=allow_empty)
+            return explode(data, by, **options)
+    for name in ("keys", "exclude"):
+        if note := step.get(name):
+            options |= {name: note.get("list", note["from"]), "on": note["on"]}
+            if isinstance(options[name], str) and storage.is_remote(options[name]) and not allow_elsewhere:
+                raise IndexFormatError(
+                    f"the view was made with the list {storage.shown(options[name])}: if you know it and want it, pass "
+                    f"{given('allow_elsewhere', True)}"
+                )
+    return select(data, **options)
 
 
 def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.NDArray[np.float64], str | float]:
@@ -313,7 +309,7 @@ def _view(
     if not len(positions) and not allow_empty:
         which = f"the part {step['part']!r}" if "part" in step else "the view"
         raise ArgumentError(
-            f"{which} would have no sample of {manifest.num_samples:,}: change the choice, or pass allow_empty=True",
+            f"{which} would have no sample of {manifest.num_samples:,}: allow that with {given('allow_empty', True)}",
             argument="allow_empty",
         )
     before = manifest.picks

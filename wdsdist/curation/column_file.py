@@ -17,7 +17,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from wdsdist._util.files import atomic_write, lies_in, locked, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
 from wdsdist.curation import arrays
 from wdsdist.curation.tables import pyarrow
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError, given
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -42,11 +42,8 @@ LOCK = ".wdsdist-columns.lock"
 _WORK = ".unfinished"
 """Folder for the columns of a call that is not complete; a killed call leaves it, and the next one removes it."""
 _NOTES = b"wdsdist.column"
-_VERSION = 3
+_VERSION = 4
 _log = logging.getLogger("wdsdist")
-
-Kind = Literal["field", "probe", "table"]
-"""How values are made: from small members, from headers, or by joins alone."""
 
 
 def is_free(name: str) -> bool:
@@ -59,7 +56,8 @@ class StoredColumn:
     """A column in a file."""
 
     name: str
-    kind: Kind
+    is_read: bool
+    """Whether members have the values, so that new shards can be read; else tables alone have them."""
     tables: list[str]
     """The tables that were joined, for messages: a data set does not choose what is opened."""
     groups: Int64s
@@ -71,9 +69,9 @@ class StoredColumn:
     """The ``pyarrow.parquet.ParquetFile``."""
 
     @property
-    def is_stale(self) -> bool:
-        """Whether the file lacks a shard of the data set."""
-        return bool((self.groups < 0).any())
+    def lacking(self) -> list[int]:
+        """The shards of the data set that the file lacks; it is *stale* if there are any."""
+        return [*np.flatnonzero(self.groups < 0).tolist()]
 
     def read(self, shard: int) -> Any:
         """Return the values of all samples of a shard that the file has, as an array."""
@@ -107,37 +105,31 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
         try:
             file = pa.parquet.ParquetFile(pa.BufferReader(data))
             notes = json.loads(file.metadata.metadata[_NOTES])
-            kind, tables = notes["kind"], [*map(str, notes["tables"])]
+            is_read, tables = notes["is_read"] is True, [*map(str, notes["tables"])]
             ids, digests = np.array(notes["shards"], np.uint64).reshape(-1, 2).T
             counts = np.array([file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)], np.int64)
             group_of = {shard: group for group, shard in enumerate(ids.tolist())}
             groups = np.array([group_of.get(shard, -1) for shard in shard_ids(manifest).tolist()], np.int64)
-            known, is_current = groups[groups >= 0], notes["version"] == _VERSION and kind in get_args(Kind)
-            is_column = len(file.schema_arrow) == 1 and str(file.schema_arrow.field(0).type) in arrays.KINDS
-            if not (is_current and is_column and np.array_equal(counts[known], manifest.counts[groups >= 0])):
+            known, kinds = groups[groups >= 0], [str(field.type) for field in file.schema_arrow]
+            if len(groups) and not len(known):
+                raise ValueError("it holds the values of other samples than the data set has now")
+            is_current = notes["version"] == _VERSION and kinds in [[kind] for kind in arrays.KINDS]
+            if not (is_current and np.array_equal(counts[known], manifest.counts[groups >= 0])):
                 raise ValueError("its parts do not fit together")
         except Exception as error:  # Arrow and JSON have many for bytes that were altered
             raise IndexFormatError(f"{label} is not a column file ({error}): run `wdsdist columns` again") from error
-        if len(groups) and not len(known):
-            raise IndexFormatError(
-                f"{label} holds the column {name!r} of other samples than the data set has now: run `wdsdist columns` "
-                f"again"
-            )
         digest = hashlib.sha256(digests[known].tobytes()).hexdigest()[:32]
-        return StoredColumn(name, kind, tables, groups, digest, label, file)
+        return StoredColumn(name, is_read, tables, groups, digest, label, file)
     return None
 
 
-Write = Callable[[str, Any, Kind, Collection[str]], None]
-"""Writes a column: its name, the values of all samples as a chunked array, how they were made, and joined tables."""
-
-
 @contextlib.contextmanager
-def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Write]:
+def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Callable[..., None]]:
     """Give a function that writes columns of a data set; the end of the block adds them all.
 
-    An exception in the block adds no column. One process at a time may be in such a block. A folder that the user chose
-    with ``output`` is remembered.
+    Its arguments are the name, the values of all samples as a chunked array, the tables that were joined, and
+    ``is_read``, as `StoredColumn` has them. An exception in the block adds no column. One process at a time may be in
+    such a block. A folder that the user chose with ``output`` is remembered.
 
     Raises `ArgumentError` for a part of a data set, whose columns would replace the columns of all, and
     `DestinationError` if the folder lies in a store, leads out of the data set, or cannot be written.
@@ -155,12 +147,13 @@ def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Write]:
         )
     home = _home(manifest)
     location = folders(manifest)[0] if output is None else str(output.absolute())
+    advice = f"name another folder with {given('output')}"
     if storage.is_remote(location):
-        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: name a folder with output=")
+        raise DestinationError(f"columns cannot be written to {storage.shown(location)}: {advice}")
     folder = Path(location)
     # A link in a data set must not lead out of it.
     if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
-        raise DestinationError(f"{folder} is a link that leads out of the data set: name a folder with output=")
+        raise DestinationError(f"{folder} is a link that leads out of the data set: {advice}")
 
     def refuse() -> None:
         raise DestinationError("another process is adding columns to this data set: wait until it is done")
@@ -184,11 +177,13 @@ def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Write]:
         if isinstance(error, WdsdistError):
             raise
         raise DestinationError(
-            f"columns cannot be written to {folder} ({error.strerror or error}): name another folder with output="
+            f"columns cannot be written to {folder} ({error.strerror or error}): {advice}"
         ) from error
 
 
-def _write(manifest: Manifest, folder: Path, name: str, values: Any, kind: Kind, tables: Collection[str] = ()) -> None:
+def _write(
+    manifest: Manifest, folder: Path, name: str, values: Any, tables: Collection[str] = (), *, is_read: bool = True
+) -> None:
     pa = pyarrow()
     if values.null_count == len(values) and len(values):
         _log.warning("%s: no sample has a value", name)
@@ -204,7 +199,7 @@ def _write(manifest: Manifest, folder: Path, name: str, values: Any, kind: Kind,
             part = pa.concat_arrays([pa.array([], values.type), *values.slice(end - count, count).chunks])
             writer.write_table(pa.Table.from_arrays([part], schema=schema), row_group_size=max(1, count))
             shards.append([shard, _digest(part)])
-        notes = {"version": _VERSION, "kind": kind, "tables": [*tables], "shards": shards}
+        notes = {"version": _VERSION, "is_read": is_read, "tables": [*tables], "shards": shards}
         writer.add_key_value_metadata({_NOTES: json.dumps(notes).encode()})
 
 

@@ -110,12 +110,12 @@ class ColumnReader:
         """The file of the values; ``None`` if the shards say them."""
         if not self.is_part and not is_free(name):
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
-        if self.stored is not None and self.stored.is_stale:
-            covered, shards, tables = int((self.stored.groups >= 0).sum()), len(self.stored.groups), self.stored.tables
-            remedy = f"join {', '.join(tables)}" if self.stored.kind == "table" else "run `wdsdist columns` on it"
+        if self.stored is not None and (lacking := self.stored.lacking):
+            shards, tables = len(self._whole.counts), ", ".join(self.stored.tables)
+            remedy = "run `wdsdist columns` on it" if self.stored.is_read else f"join {tables}"
             raise ArgumentError(
-                f"the column {self.stored.name!r} has values for {covered:,} of the {shards:,} shards that the "
-                f"data set has now: {remedy} again, which adds the rest"
+                f"the column {self.stored.name!r} has values for {shards - len(lacking):,} of the {shards:,} shards "
+                f"that the data set has now: {remedy} again, which adds the rest"
             )
         extension, _, what = name.rpartition(".")
         self._item_size = int(what == BYTES)
@@ -158,7 +158,7 @@ class ColumnReader:
         else:
             from wdsdist.curation import fields
 
-            values = fields.read(whole, [fields.Field("field", CLASS)], number)[0][CLASS]
+            values = fields.read(whole, [CLASS], number)[0][CLASS]
         if not self._classes:
             return values
         known = pa.array([str(name) for name in self._classes], "large_string")

@@ -16,12 +16,13 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.extras import extra
+from wdsdist._util.file_types import last_part
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import counted, hint
 from wdsdist.curation import arrays
-from wdsdist.curation.column_file import KEY, Kind, file_name, is_free
+from wdsdist.curation.column_file import KEY, file_name, is_free
 from wdsdist.curation.columns import members_of
 from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
@@ -56,22 +57,23 @@ def kind_of(extension: str) -> str:
     >>> kind_of("meta.json.gz"), kind_of("TXT")
     ('json', 'txt')
     """
-    return extension.lower().removesuffix(".gz").rpartition(".")[2]
+    return last_part(extension.lower().removesuffix(".gz"))
 
 
 def value_at(value: Any, path: Sequence[str]) -> Any:
     """Return the value at a path in a member; ``None`` if there is nothing. Objects and lists become JSON text.
 
-    A part of the path is a name in an object, the number of an item in a list, or ``length`` of a string.
+    A part of the path is a name in an object, the number of an item in a list, ``tokens``, which counts the items of a
+    list, or ``length`` of a string.
 
     >>> value_at({"a": {"b": [5, 6]}}, ("a", "b", "1")), value_at({"a": [1, {}]}, ("a",)), value_at("ab", ("length",))
     (6, '[1, {}]', 2)
     """
     for part in path:
-        if isinstance(value, list):
-            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
-        elif isinstance(value, str) and part == "length":
+        if (isinstance(value, list) and part == "tokens") or (isinstance(value, str) and part == "length"):
             value = len(value)
+        elif isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
         else:
             value = value.get(part) if isinstance(value, dict) else None
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
@@ -91,12 +93,6 @@ def _member(head: Head) -> Any:
         raise ValueError("its JSON is nested too deeply") from None
     except (SampleError, EOFError, zlib.error) as error:
         raise ValueError(str(error)) from None
-
-
-def _num_items(value: Any) -> int:
-    if not isinstance(value, list):
-        raise ValueError("its JSON is not a list, whose items could be counted")
-    return len(value)
 
 
 def array_layout(head: Head) -> NpyLayout:
@@ -130,7 +126,7 @@ _PROBES: dict[str, tuple[Callable[[Head], Any], Callable[[Any], Any]]] = {
     "seconds": (recording, lambda length: length.seconds),
     "frames": (recording, lambda length: length.frames),
 }
-"""What probes read: a function that parses the header, and one that takes the value out of what it returns."""
+"""What names end in: a function that parses the header, and one that takes the value out of what it returns."""
 _WHOLE = (_member, recording)
 """Parsers that need all bytes of a member."""
 
@@ -146,31 +142,26 @@ class _Reading(NamedTuple):
     """Takes the value of the column out of what ``parse`` returns."""
 
 
-class Field(NamedTuple):
-    """A column that is made from members."""
+def _reading(name: str, extensions: Sequence[str]) -> _Reading | None:
+    """Return how a column is read if members have these extensions; ``None`` if no extension fits.
 
-    kind: Kind
-    name: str
-
-    def reading(self, extensions: Sequence[str]) -> _Reading | None:
-        """Return how the column is read if members have these extensions; ``None`` if no extension fits."""
-        known = {extension.lower() for extension in extensions}
-        if self.kind == "probe":
-            member, _, what = self.name.rpartition(".")
-            present = tuple(name for name in member.split(";") if name in known)
-            is_json = what == "tokens" and all(kind_of(name) in JSON for name in present)
-            return _Reading(present, *((_member, _num_items) if is_json else _PROBES[what])) if present else None
-        parts = self.name.split(".")
-        for count in range(len(parts), 0, -1):
-            member, path = ".".join(parts[:count]), tuple(parts[count:])
-            present = tuple(name for name in (member, f"{member}.gz") if name in known)
-            if present:
-                return _Reading(present, _member, functools.partial(value_at, path=path))
-        return None
+    A name such as ``jpg.width`` is of a header, and ``jpg;png.width`` of the first of these members that a sample has.
+    All other names, also of JSON members, are paths in small members.
+    """
+    known, (member, _, what) = {extension.lower() for extension in extensions}, name.rpartition(".")
+    present = tuple(each for each in member.split(";") if each in known)
+    if present and what in _PROBES and not any(kind_of(each) in JSON for each in present):
+        return _Reading(present, *_PROBES[what])
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        member = ".".join(parts[:count])
+        if present := tuple(each for each in (member, f"{member}.gz") if each in known):
+            return _Reading(present, _member, functools.partial(value_at, path=parts[count:]))
+    return None
 
 
-def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> list[Field]:
-    """Return the columns that ``fields`` and ``probe`` name.
+def checked(manifest: Manifest, fields: Sequence[str], probes: Sequence[str] = ()) -> list[str]:
+    """Return the names of the columns that ``fields`` and ``probe`` name.
 
     Raises `ArgumentError` for a wrong name and for a member that no sample has, and `ExtraMissingError` if PyAV is
     needed and not installed.
@@ -186,27 +177,24 @@ def parsed(manifest: Manifest, fields: Sequence[str], probes: Sequence[str]) -> 
         if what not in _PROBES or not all(member.split(";")):
             about = hint(what, _PROBES, "the last part can be")
             raise ArgumentError(f"probe is {name!r}: it must be a name such as jpg.width; {about}", argument="probe")
-        if what in ("seconds", "frames"):
+        if _PROBES[what][0] is recording:
             extra("av", "media", f"the column {name}")
-    columns = [Field("field", name) for name in fields] + [Field("probe", name.lower()) for name in probes]
-    extensions = extensions_in(manifest) if columns else []
-    for column in columns:
-        if is_free(column.name):
-            raise ArgumentError(f"the column {column.name!r} comes from the shards' indexes, and need not be added")
-        file_name(column.name)
-        if [other.name for other in columns].count(column.name) > 1:
-            raise ArgumentError(f"the column {column.name!r} is asked for twice")
-        if extensions and column.reading(extensions) is None:
-            member = column.name.partition(".")[0]
-            raise ArgumentError(
-                f"the column {column.name!r} is of a member that no sample has: "
-                f"{hint(member, [*extensions, KEY], 'they have')}"
-            )
-    return columns
+    names = [*fields, *(name.lower() for name in probes)]
+    extensions = extensions_in(manifest) if names else []
+    for name in names:
+        if is_free(name):
+            raise ArgumentError(f"the column {name!r} comes from the shards' indexes, and need not be added")
+        file_name(name)
+        if names.count(name) > 1:
+            raise ArgumentError(f"the column {name!r} is asked for twice")
+        if extensions and _reading(name, extensions) is None:
+            about = hint(name.partition(".")[0], [*extensions, KEY], "they have")
+            raise ArgumentError(f"the column {name!r} is of a member that no sample has: {about}")
+    return names
 
 
 def read_all(
-    data: Manifest, fields: Sequence[Field], shards: Sequence[int], workers: int | None = None, progress: Report = None
+    data: Manifest, fields: Sequence[str], shards: Sequence[int], workers: int | None = None, progress: Report = None
 ) -> dict[int, dict[str, Any]]:
     """Return columns of the members of some shards: arrays by the number of the shard and the name of the column.
 
@@ -240,11 +228,11 @@ def read_all(
     return made
 
 
-def _read(carried: Carried[tuple[Manifest, Sequence[Field]]], shard: int) -> _Read:
+def _read(carried: Carried[tuple[Manifest, Sequence[str]]], shard: int) -> _Read:
     return read(*carried.value, shard)
 
 
-def read(manifest: Manifest, fields: Sequence[Field], number: int, most: int | None = None) -> _Read:
+def read(manifest: Manifest, fields: Sequence[str], number: int, most: int | None = None) -> _Read:
     """Return columns of the samples of one shard, or of its first ``most`` samples: arrays by name.
 
     Members that cannot be read have no value; the second dictionary has the reason for each. Raises `NotFoundError`,
@@ -252,8 +240,8 @@ def read(manifest: Manifest, fields: Sequence[Field], number: int, most: int | N
     """
     index = shard_index(manifest, number)
     count = index.num_samples if most is None else min(most, index.num_samples)
-    readings = {field.name: reading for field in fields if (reading := field.reading(index.extensions))}
-    columns = {field.name: pyarrow().nulls(count) for field in fields}
+    readings = {name: reading for name in fields if (reading := _reading(name, index.extensions))}
+    columns = {name: pyarrow().nulls(count) for name in fields}
     failed: dict[str, list[str]] = {name: [] for name in readings}
     if not readings:
         return columns, failed

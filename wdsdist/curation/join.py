@@ -22,7 +22,7 @@ from wdsdist.curation import arrays, column_file, fields
 from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.query import connected
 from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError, given
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.spellings import matching
 from wdsdist.storage import engine
@@ -125,7 +125,7 @@ def match(
     memory = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
     with (
         tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
-        connected("join=", temp_directory=scratch, memory_limit=f"{memory}B") as connection,
+        connected(given("join"), temp_directory=scratch, memory_limit=f"{memory}B") as connection,
     ):
         for name, parts in (("samples", samples), ("rows", keys)):
             connection.register(name, pa.RecordBatchReader.from_batches(schema, numbered(name, parts)))
@@ -177,9 +177,9 @@ def _advice(data: Manifest, own: str, label: str, samples: Sequence[str], rows: 
         if name != own
     }
     best = max(alike, key=lambda name: alike[name], default="")
-    advice = "name the columns of the data set and of the table with on="
+    advice = f"name the columns of the data set and of the table with {given('on')}"
     if best and any(alike[best]):
-        advice = f"the values of {best!r} look alike, so pass on={best!r}"
+        advice = f"the values of {best!r} look alike, so pass {given('on', best)}"
     return f"no sample's {own} is in {label}, which has {row!r}, and a sample {sample!r}: {advice}"
 
 
@@ -203,7 +203,7 @@ def examples(data: Manifest) -> dict[str, list[str]]:
             values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
             examples[name] = values.drop_null().to_pylist()
     small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _COMPARED]
-    members, _ = fields.read(part, [fields.Field("field", name) for name in small], shard, _LOOKED_AT)
+    members, _ = fields.read(part, small, shard, _LOOKED_AT)
     for member, values in members.items():
         for value in values.cast("large_string").drop_null().to_pylist():
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value

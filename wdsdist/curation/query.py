@@ -12,7 +12,7 @@ import numpy.typing as npt
 from wdsdist._util.extras import extra
 from wdsdist.curation.columns import ColumnReader, keep_classes, names
 from wdsdist.curation.tables import pyarrow
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, given
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -41,9 +41,9 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
     """
     if not isinstance(where, str) or not where.strip():
         raise ArgumentError(f"where is {where!r}: it must be an SQL expression such as '\"json.width\" >= 256'")
-    pa, duckdb, first = pyarrow("where="), extra("duckdb", "tables", "where="), 0
+    pa, duckdb, first = pyarrow(given("where")), extra("duckdb", "tables", given("where")), 0
     is_chosen = np.zeros(manifest.num_samples, np.bool_)
-    with connected("where=") as connection:
+    with connected(given("where")) as connection:
         used = _columns(connection, where)
         keep_classes(manifest, used)
         for part in manifest.data_sets:

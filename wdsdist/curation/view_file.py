@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError
+from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, given
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 
@@ -264,7 +264,7 @@ def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: boo
     except ElsewhereError:
         raise IndexFormatError(
             f"the view {shown} is of the data set {storage.shown(index)}, outside its own folder: if you know "
-            f"where that leads and want it, open the view with allow_elsewhere=True"
+            f"where that leads and want it, open the view with {given('allow_elsewhere', True)}"
         ) from None
     except ValueError as error:
         raise IndexFormatError(f"the view {shown} names {storage.shown(data)!a}, which {error}") from None

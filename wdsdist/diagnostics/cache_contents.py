@@ -13,7 +13,7 @@ from wdsdist.cache.catalog import Copy
 from wdsdist.cache.chunk_cache import ChunkCache
 from wdsdist.cache.folder import check_root, clear_errors, store_key
 from wdsdist.cache.locks import LockableFile
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, given
 from wdsdist.shards.index import beside
 from wdsdist.shards.source import CacheOptions
 
@@ -74,7 +74,8 @@ def clean(
     Raises `ArgumentError` if no argument chooses copies, or a source has no copy; and what `usage` raises.
     """
     if not (sources or older_than > 0 or everything):
-        raise ArgumentError("which copies are to be removed? Name data sets, or pass older_than= or everything=True")
+        ways = f"{given('older_than')} or {given('everything', True)}"
+        raise ArgumentError(f"which copies are to be removed? Name data sets, or pass {ways}")
     cache, copies = _copies(folder)
     for source in sources:
         if not any(_is_of(copy, source) for copy in copies):

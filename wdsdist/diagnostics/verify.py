@@ -29,6 +29,7 @@ from wdsdist.errors import (
     ShardDamagedError,
     StorageError,
     WdsdistError,
+    given,
 )
 from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
@@ -140,7 +141,7 @@ def verify(
     Fields(fields)
     if quarantine is not None and fields is None and not deep:
         raise ArgumentError(
-            f"quarantine is {str(quarantine)!r}, but samples are not looked at: pass deep= or fields= too"
+            f"quarantine is {str(quarantine)!r}, but samples are not read: pass {given('deep')} or {given('fields')}"
         )
     manifest = open_shards(shards, storage_options=storage_options)
     if manifest.picks is not None:

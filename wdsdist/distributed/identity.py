@@ -82,7 +82,8 @@ def identity(*, rank: int | None = None, num_replicas: int | None = None) -> Ide
     own = detected.rank if rank is None else rank
     world = detected.world_size if num_replicas is None else num_replicas
     if own >= world:
-        raise ArgumentError(f"rank is {own} but num_replicas is {world}{source}: ranks run from 0 to {world - 1}")
+        problem = f"rank is {own} but num_replicas is {world}{source}: ranks run from 0 to {world - 1}"
+        raise ArgumentError(problem, argument="rank")
     if detected.source == "torch.distributed" and detected.world_size % world:
         # Model parallelism divides the processes into replicas of one size.
         warnings.warn(

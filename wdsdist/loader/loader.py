@@ -367,7 +367,7 @@ def _batcher(
 def _check_dataset(dataset: object) -> None:
     """Check the type of the data set: raise `ArgumentError` also for a subclass with its own ``__getitem__``."""
     if not isinstance(dataset, StreamingDataset):
-        raise ArgumentError(f"dataset is a {type(dataset).__name__}: it must be a wdsdist.StreamingDataset")
+        raise ArgumentError(f"dataset is a {type(dataset).__name__}: it must be a StreamingDataset", argument="dataset")
     for name in ("__getitem__", "__iter__"):
         if getattr(type(dataset), name) is not getattr(StreamingDataset, name):
             raise ArgumentError(

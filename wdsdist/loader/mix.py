@@ -81,7 +81,7 @@ def mix(
     (4, [2, 2, 2, 2])
     """
     if not isinstance(shares, Mapping):
-        raise ArgumentError(f"shares is {shares!r}: it must map locations of data sets to their weights")
+        raise ArgumentError(f"shares is {shares!r}: it must map locations to their weights", argument="shares")
     paired = {
         name: share if isinstance(share, tuple) and len(share) == 2 else (name, share) for name, share in shares.items()
     }
@@ -124,7 +124,7 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
     (16, 16)
     """
     if isinstance(data_sets, (str, os.PathLike, Manifest, StreamingDataset)) or not isinstance(data_sets, Iterable):
-        raise ArgumentError(f"data_sets is {data_sets!r}: it must be a list of data sets")
+        raise ArgumentError(f"data_sets is {data_sets!r}: it must be a list of data sets", argument="data_sets")
     if isinstance(data_sets, Mapping):
         sources = [(shards, label) for label, shards in data_sets.items()]
     else:

@@ -43,8 +43,8 @@ _MIRRORED = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True)
 """What mirrored columns and rows add to an orientation of EXIF."""
 
 
-class Place(NamedTuple):
-    """The place of a clip in a video or recording, or in its stretch that is one part of a record."""
+class Location(NamedTuple):
+    """The location of a clip in a video or recording, or in its stretch that is one part of a record."""
 
     share: float
     """From 0 at the beginning to 1 at the end."""
@@ -56,9 +56,9 @@ class Place(NamedTuple):
         It lies in the stretch of its part. A clip that is longer than that contains the stretch, as far as the end
         allows.
 
-        >>> [Place(1.0, Part(number, 3)).begin(30, 7) for number in range(3)]
+        >>> [Location(1.0, Part(number, 3)).begin(30, 7) for number in range(3)]
         [2, 12, 22]
-        >>> [Place(0.5, Part(number, 3)).begin(30, 14) for number in range(3)]
+        >>> [Location(0.5, Part(number, 3)).begin(30, 14) for number in range(3)]
         [0, 8, 15]
         """
         own = stretch(length, *self.part)
@@ -86,7 +86,7 @@ class Clip:
         size: side or (height, width) of the frames in pixels: each frame is scaled to cover it and cropped to the
             centre. Or an image transform such as `RandomResizedCrop`, which gets the same seed for all frames, so it
             crops the same part. ``None`` keeps the size of the video.
-        at: the place of the clip, instead of a random one, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
+        at: where the clip lies, from 0 at the beginning to 1 at the end: 0.5 for evaluation. Random by default.
         short: ``"pad"`` repeats the last frame of a video that is too short, ``"error"`` makes it a bad sample.
         max_pixels: the most pixels of a frame, or without ``size`` of all frames of a clip together; more are an error,
             raised before decoding.
@@ -122,12 +122,12 @@ class Clip:
                 raise ArgumentError(f"stride is {self.stride!r} and fps is {self.fps!r}: give one of them")
         if self.size is not None and not callable(self.size):
             check_image_size(self.size)
-        _check_place(self.at, self.short)
+        _check_location(self.at, self.short)
 
     def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
 
-        place, seed = _drawn(self.at, seed, Part(part, parts))
+        location, seed = _drawn(self.at, seed, Part(part, parts))
         clip = np.zeros(0, np.uint8)
         with opened(data, "decoding video", max_pixels=self.max_pixels) as container:
             from av.video.reformatter import VideoReformatter
@@ -143,7 +143,7 @@ class Clip:
                     f"{self.max_pixels:,}: give size=, or raise max_pixels if the data can be trusted"
                 )
             context.options = {"max_pixels": str(self.max_pixels)}  # of frames that are larger than the header says
-            for frame, numbers in self._read(track, place):
+            for frame, numbers in self._read(track, location):
                 pixels = self._resized(frame, partial(reformatter.reformat, frame, format="rgb24", threads=1), seed)
                 if not clip.size:
                     clip = np.empty((self.frames, *pixels.shape), pixels.dtype)
@@ -152,8 +152,8 @@ class Clip:
                 clip[numbers] = pixels
         return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
-    def _read(self, track: Track, place: Place) -> Iterator[tuple[Any, list[int]]]:
-        """Decode the clip at a place of a video, and yield its frames with their numbers in the clip.
+    def _read(self, track: Track, location: Location) -> Iterator[tuple[Any, list[int]]]:
+        """Decode the clip at a location in a video, and yield its frames with their numbers in the clip.
 
         If the headers do not give the length of the video, or a wrong one, all packets are read first, and the frames
         come again from the first on. Times are in ticks of the stream.
@@ -188,14 +188,14 @@ class Clip:
             return shown is not None and is_last
 
         span = track.span
-        if span is not None and (yield from decode(span[0] + place.begin(span[1] - span[0], reach), is_last=False)):
+        if span is not None and (yield from decode(span[0] + location.begin(span[1] - span[0], reach), is_last=False)):
             return
         times, end = track.times()
         if fps is not None:
-            start = times[0] + place.begin(end - times[0], reach)
+            start = times[0] + location.begin(end - times[0], reach)
             is_short = start + reach >= end
         else:
-            first = place.begin(len(times), (self.frames - 1) * stride)
+            first = location.begin(len(times), (self.frames - 1) * stride)
             start, is_short = times[first], first + (self.frames - 1) * stride >= len(times)
         if is_short and self.short == "error":
             seconds = float((end - times[0]) * track.tick)
@@ -243,7 +243,7 @@ class AudioClip:
         rate: samples per second after resampling. ``None`` keeps the rate of the recording.
         channels: 1 takes the mean of all channels, 2 doubles a single channel; ``None`` keeps the channels of the
             recording.
-        at: the place of the clip, instead of a random one, from 0 at the beginning to 1 at the end: 0.5 for evaluation.
+        at: where the clip lies, from 0 at the beginning to 1 at the end: 0.5 for evaluation. Random by default.
         short: ``"pad"`` adds silence to a recording that is too short, ``"error"`` makes it a bad sample.
         max_samples: the most samples of a recording, over all channels.
 
@@ -273,13 +273,13 @@ class AudioClip:
         if self.channels not in (1, 2, None):
             raise ArgumentError(f"channels is {self.channels!r}: it must be 1, 2 or None")
         check_integer("max_samples", self.max_samples, 1)
-        _check_place(self.at, self.short)
+        _check_location(self.at, self.short)
 
     def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
 
-        place, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
-        samples, rate = self.read(data, place)
+        location, _ = _drawn(0.0 if self.seconds is None else self.at, seed, Part(part, parts))
+        samples, rate = self.read(data, location)
         if self.channels == 1:
             samples = np.mean(samples, axis=0, keepdims=True, dtype=np.float32)
         elif self.channels == 2 and len(samples) > 2:
@@ -292,8 +292,8 @@ class AudioClip:
             raise SampleError(f"a recording of {seconds:.3f} s is too short for a clip of {self.seconds} s")
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
 
-    def read(self, data: Any, place: Place) -> tuple[Samples, int]:
-        """Return the clip at a place with the channels of the recording, which may be shorter, and its rate."""
+    def read(self, data: Any, location: Location) -> tuple[Samples, int]:
+        """Return the clip at a location with the channels of the recording, which may be shorter, and its rate."""
         with opened(data, "decoding audio") as container:
             import av
 
@@ -345,7 +345,7 @@ class AudioClip:
             context = 0 if rate == own_rate else -(-_CONTEXT // step) * step
             for announced in (track.span, None) if track.span else (None,):  # if headers are wrong, packets are counted
                 first_time, end = announced or (origin, track.times()[1])
-                start = place.begin(int((end - first_time) * track.tick * own_rate), needed - 1)
+                start = location.begin(int((end - first_time) * track.tick * own_rate), needed - 1)
                 before = min(start, context)
                 samples = decode(start - before, start + needed + context)
                 if samples.shape[1] >= before + needed:
@@ -362,7 +362,7 @@ def decode_audio(data: Any) -> tuple[torch.Tensor, int]:
     """
     import torch
 
-    samples, rate = AudioClip(channels=None).read(data, Place(0.0, WHOLE))
+    samples, rate = AudioClip(channels=None).read(data, Location(0.0, WHOLE))
     return torch.from_numpy(samples), rate
 
 
@@ -386,13 +386,13 @@ def _resampled(samples: Samples, rate: int, to: int) -> Samples:
     return np.concatenate(channels)
 
 
-def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Place, int]:
-    """Return the place of a clip, and the seed of what is drawn after it."""
+def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Location, int]:
+    """Return the location of a clip, and the seed of what is drawn after it."""
     if at is not None and seed is None:
         seed = 0
     draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time
     share = draw.random()
-    return Place(share if at is None else at, part), draw.getrandbits(63)
+    return Location(share if at is None else at, part), draw.getrandbits(63)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
@@ -401,7 +401,7 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
         raise ArgumentError(f"{name} is {value!r}: it must be a number between {low:g} and {high:g}", argument=name)
 
 
-def _check_place(at: object, short: object) -> None:
+def _check_location(at: object, short: object) -> None:
     if at is not None:
         _check_number("at", at, 0, 1)
     if short not in ("pad", "error"):

@@ -31,10 +31,12 @@ from wdsdist.errors import (
     NotFoundError,
     StorageError,
     WdsdistError,
+    given,
 )
+from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.plan import shard_name, shard_number
-from wdsdist.packing.sources.source import SCRATCH_SUFFIX, LeftOut
+from wdsdist.packing.sources.source import SCRATCH_SUFFIX
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
@@ -58,7 +60,7 @@ _log = logging.getLogger("wdsdist")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Destination:
     """A folder or URL, small and picklable: it travels to the processes that write there."""
 
     location: str
@@ -66,13 +68,13 @@ class Place:
     """For its store; kept out of every message, for they may hold credentials."""
 
     @classmethod
-    def of(cls, dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Place:
-        """Return the place that a caller names. Raises `ArgumentError` for the name of a tar."""
+    def of(cls, dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Destination:
+        """Return the destination that a caller names. Raises `ArgumentError` for the name of a tar."""
         check_path("dest", dest)
-        place = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
-        if place.location.lower().endswith(".tar"):
-            raise ArgumentError(f"dest is {place}: it must be a folder, without the name of a tar", argument="dest")
-        return place
+        target = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+        if target.location.lower().endswith(".tar"):
+            raise ArgumentError(f"dest is {target}: it must be a folder, without the name of a tar", argument="dest")
+        return target
 
     def __str__(self) -> str:
         return storage.shown(self.location)
@@ -87,7 +89,7 @@ class Place:
         return storage.join(self.location, name)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file, by name; none if there is no such place."""
+        """Return the size of each file, by name; none if there is no such folder."""
         entries = storage.list(self.location, self.options)
         return {entry.name: entry.size for entry in entries if not entry.is_folder}
 
@@ -131,13 +133,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def locked(place: Place) -> Iterator[None]:
+def locked(target: Destination) -> Iterator[None]:
     """Make the folder and hold it for one packer; a second one waits until the first has finished.
 
     On a file system without locks nothing holds it, and a warning says so. Raises `DestinationError` for a folder that
     cannot be made or written, and for any failure to write there under the lock.
     """
-    folder = place.folder
+    folder = target.folder
     if folder is None:
         yield  # stores have no locks: whoever starts two packers for one URL is asked not to
         return
@@ -156,19 +158,19 @@ def locked(place: Place) -> Iterator[None]:
         ) from error
 
 
-def complete(place: Place, manifest: Manifest) -> None:
+def complete(target: Destination, manifest: Manifest) -> None:
     """Write ``index.json``, which makes the shards a data set.
 
     Raises `DestinationError` if a shard that was written by another process is not there: that process may be on a
     machine with another folder of this name, and some URLs, such as ``memory://``, differ in each process.
     """
-    present = place.sizes()
+    present = target.sizes()
     lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
     if lost:
         raise DestinationError(
-            f"{place} does not hold {lost[0]}, which a worker has written: choose a folder that all workers share"
+            f"{target} does not hold {lost[0]}, which a worker has written: choose a folder that all workers share"
         )
-    with place.create(manifests.FILE_NAME) as stream:
+    with target.create(manifests.FILE_NAME) as stream:
         stream.write(manifests.dumps(manifest))
 
 
@@ -184,7 +186,7 @@ def _tidy(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
+def save_report(target: Destination, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
     """Write the report beside the shards, or remove the report of an earlier run if nothing was left out.
 
     Samples come with the shard that they were meant for; ``None`` if they were left out before. What
@@ -196,14 +198,14 @@ def save_report(place: Place, left_out: Iterable[tuple[str | None, LeftOut]], kn
     ]
     if known is not None:
         with contextlib.suppress(FileNotFoundError):
-            before = place.read(REPORT).splitlines(keepends=True)
+            before = target.read(REPORT).splitlines(keepends=True)
             # Those behind are of a run that was killed. An index.json of `wdsdist index` does not know their number.
             lines[:0] = before[: known.extra.get("left_out", 0)] if "shuffle_seed" in known.extra else before
     if lines:
-        with place.create(REPORT) as stream:
+        with target.create(REPORT) as stream:
             stream.writelines(lines)
     else:
-        place.remove(REPORT)
+        target.remove(REPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +244,10 @@ class Job:
         return self.first <= number and is_planned and name == shard_name(number, self.options.get("compress"))
 
 
-def records(place: Place) -> list[Job]:
+def records(target: Destination) -> list[Job]:
     """Return the jobs on record at a destination; none if the ledger is missing, damaged, or of another version."""
     try:
-        content: Any = json.loads(place.read(PACK_RECORD))
+        content: Any = json.loads(target.read(PACK_RECORD))
         jobs = [Job(**job) for job in content["jobs"]] if content["version"] == VERSION else []
         for job in jobs:
             for name in ("first", "shards", "listed"):
@@ -256,47 +258,47 @@ def records(place: Place) -> list[Job]:
     return jobs
 
 
-def save(place: Place, jobs: list[Job]) -> None:
+def save(target: Destination, jobs: list[Job]) -> None:
     """Write the ledger, whole or not at all."""
-    with place.create(PACK_RECORD) as stream:
+    with target.create(PACK_RECORD) as stream:
         content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def finished(place: Place, job: Job, options: Options) -> Manifest | None:
+def finished(target: Destination, job: Job, options: Options) -> Manifest | None:
     """Return the manifest of a data set that needs nothing of a job any more, or ``None``.
 
     It holds all shards of this very job, by name and size; one that samples were left out of is finished if they may
     be. With ``append``, it holds what the job's source held, from its packing or from an earlier append.
     """
-    jobs = records(place)
-    if options.append and (known := place.data_set()) is not None:
+    jobs = records(target)
+    if options.append and (known := target.data_set()) is not None:
         packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(known.counts)}
         return known if job.fingerprint in packed else None
     if all(known.differences(job) for known in jobs[:1]):
         return None
-    manifest = place.data_set(is_sound=False)
+    manifest = target.data_set(is_sound=False)
     if manifest is None or "shuffle_seed" not in manifest.extra:
         return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and options.on_error == "raise":
         return None
-    sizes = place.sizes()
+    sizes = target.sizes()
     are_whole = (
         sizes.get(each.name) == each.size and each.name + shardindex.SUFFIX in sizes for each in manifest.shards
     )
     return manifest if all(are_whole) else None
 
 
-def claim(place: Place, job: Job, *, overwrite: bool) -> None:
+def claim(target: Destination, job: Job, *, overwrite: bool) -> None:
     """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and record the job.
 
     What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
     set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
     """
-    jobs, listed, present = records(place), place.data_set(is_sound=False), place.sizes()
+    jobs, listed, present = records(target), target.data_set(is_sound=False), target.sizes()
     is_same = bool(jobs) and not jobs[0].differences(job)
     if is_same and len(jobs) == 1 and (listed is None or len(listed.generations) == 1):
-        place.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
+        target.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
         return
     is_listed = manifests.FILE_NAME in present
     if (is_same or is_listed or any(map(is_tar, present))) and not overwrite:
@@ -310,7 +312,8 @@ def claim(place: Place, job: Job, *, overwrite: bool) -> None:
         else:
             what = "tars or an index.json, and no record of what they were packed from that this wdsdist reads"
         raise DestinationExistsError(
-            f"{place} holds {what}: choose another folder, or replace what wdsdist packed there with overwrite=True"
+            f"{target} holds {what}: choose another folder, or replace what wdsdist packed there with "
+            f"{given('overwrite', True)}"
         )
     shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
     own = {name for name in shards if any(earlier.writes(name) for earlier in jobs)}  # the shards that wdsdist packed
@@ -321,15 +324,15 @@ def claim(place: Place, job: Job, *, overwrite: bool) -> None:
         in_the_way.append(manifests.FILE_NAME)
     if in_the_way:
         raise DestinationExistsError(
-            f"{place} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
+            f"{target} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
         )
-    place.remove(manifests.FILE_NAME)  # first: without it there is no data set
+    target.remove(manifests.FILE_NAME)  # first: without it there is no data set
     for name in ([REPORT] if own else []) + [name + end for name in sorted(own) for end in (shardindex.SUFFIX, "")]:
-        place.remove(name)
-    save(place, [job])
+        target.remove(name)
+    save(target, [job])
 
 
-def claim_append(place: Place, known: Manifest, job: Job, notes: Mapping[str, Any], *, overwrite: bool) -> int:
+def claim_append(target: Destination, known: Manifest, job: Job, notes: Mapping[str, Any], *, overwrite: bool) -> int:
     """Prepare a data set for the further shards of a job, under its lock, and return the number of the first.
 
     The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
@@ -344,52 +347,52 @@ def claim_append(place: Place, known: Manifest, job: Job, notes: Mapping[str, An
     classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
     for number, (old, new) in enumerate(classes):
         if old != new:
-            problem = f"class {number} is {old!r} in {place} and {new!r} in {job.location}"
+            problem = f"class {number} is {old!r} in {target} and {new!r} in {job.location}"
             raise ArgumentError(f"{problem}: labels would be mixed up; pack both sources together", argument="source")
     for name, new in notes.get("arrays", {}).items():
         old = known.extra.get("arrays", {}).get(name)
         if name in known.extra.get("fields", ()) and old != new:
             raise ArgumentError(
-                f"arrays {name!r} are {old} in {place} and {new} in {job.location}: make them alike", argument="source"
+                f"arrays {name!r} are {old} in {target} and {new} in {job.location}: make them alike", argument="source"
             )
-    if known.base != place.location or known.sources[0].is_named or "key_rule" in known.extra:
+    if known.base != target.location or known.sources[0].is_named or "key_rule" in known.extra:
         why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
         raise DestinationError(
-            f"the data set of {place} {why}: pack into a folder of its own and use both with wdsdist.concat"
+            f"the data set of {target} {why}: pack into a folder of its own and use both with wdsdist.concat"
         )
-    jobs, listed = records(place), len(known.counts)
+    jobs, listed = records(target), len(known.counts)
     unfinished = jobs.pop() if jobs and jobs[-1].listed >= listed else None
     if job.kind not in _FROM_PYTHON and any(earlier.location == job.location for earlier in jobs):
-        problem = f"{job.location} was packed into {place} before, and has changed since"
+        problem = f"{job.location} was packed into {target} before, and has changed since"
         raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
     first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
-    left = sorted(name for name in place.sizes() if shard_number(name) >= first)
+    left = sorted(name for name in target.sizes() if shard_number(name) >= first)
     if unfinished is None and left:
         raise DestinationExistsError(
-            f"{place} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
+            f"{target} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
         )
     if unfinished is not None and (differences := unfinished.differences(job)):
         if not overwrite:
             raise DestinationExistsError(
-                f"appending {unfinished.location} to {place} was not finished ({'; '.join(differences)}): run that "
-                f"command again first, or drop what it has written with overwrite=True"
+                f"appending {unfinished.location} to {target} was not finished ({'; '.join(differences)}): run that "
+                f"command again first, or drop what it has written with {given('overwrite', True)}"
             )
         for name in left:
-            place.remove(name)
-    save(place, [*jobs, replace(job, first=first, listed=listed)])
-    if place.folder is None and records(place)[-1].differences(job):  # stores have no locks
-        raise DestinationExistsError(f"another process has begun to append to {place}: run this again once it is done")
+            target.remove(name)
+    save(target, [*jobs, replace(job, first=first, listed=listed)])
+    if target.folder is None and records(target)[-1].differences(job):  # stores have no locks
+        raise DestinationExistsError(f"another process has begun to append to {target}: run this again once it is done")
     return first
 
 
-def merged(known: Manifest, added: Manifest, job: Job, place: Place) -> Manifest:
+def merged(known: Manifest, added: Manifest, job: Job, target: Destination) -> Manifest:
     """Return the next generation of a data set: its shards, then those that were added.
 
     Raises `DestinationExistsError` if another process has appended meanwhile, which only stores allow.
     """
-    now = place.data_set()
+    now = target.data_set()
     if now is None or now.fingerprint != known.fingerprint:
-        raise DestinationExistsError(f"{place} was changed while {job.location} was appended: run the same again")
+        raise DestinationExistsError(f"{target} was changed while {job.location} was appended: run the same again")
     notes, more = dict(known.extra), added.extra
     for total in ("payload_bytes", "with_checksums", "left_out", "renamed_keys"):
         if total in notes or total in more:

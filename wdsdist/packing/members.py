@@ -2,7 +2,7 @@
 
 Data is read straight to where a tar is put together. Members whose bytes are not what their extension says, such as a
 web page named .jpg, are found by their first bytes. What begins like a web page, JSON, a pointer of Git LFS, a PDF or a
-zip is no image, sound, video or array; what begins like a tag is no JSON. Whether the rest decodes,
+zip is no image, sound, video or array; what begins like a web page is no JSON. Whether the rest decodes,
 ``check_decode=True`` finds out.
 """
 
@@ -14,14 +14,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES, last_part
-from wdsdist.errors import SourceError, WdsdistError
+from wdsdist.errors import SourceError, WdsdistError, given
 from wdsdist.packing.options import OnError
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.fields import BLOCK
@@ -39,8 +39,11 @@ HEAD = 16
 SUSPECT_BYTES = np.isin(np.arange(256), list(b"\xef \t\r\n<{[v%P"))
 """bool [256]: the first bytes of members that `content_problem` has to look at."""
 _BINARY = {*IMAGE_TYPES, *RARE_IMAGE_TYPES, *MEDIA_TYPES, "npy"}
-_OTHERS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<[!?a-zA-Z]|\{\s*\"|\[\s*[\{\[\"])|version https:|%PDF-|PK\x03\x04")
-_TAG = re.compile(rb"(?:\xef\xbb\xbf)?\s*<[!?a-zA-Z]")
+_MARKUP = rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype|!--|\?xml|html|head|body|svg|error)\b"
+_PAGE = re.compile(_MARKUP, re.IGNORECASE)
+_OTHERS = re.compile(
+    _MARKUP + rb"|(?:\xef\xbb\xbf)?\s*(?:\{\s*\"|\[\s*[\{\[\"])|version https:|%PDF-|PK\x03\x04", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,25 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         return self.make(*self.arguments)
+
+
+def or_skip() -> str:
+    """Return the beginning of a remedy for a sample that cannot be packed."""
+    return f"leave such samples out with {given('on_error', 'skip')}, or "
+
+
+class LeftOut(NamedTuple):
+    """A sample that is not packed because of ``on_error="skip"``."""
+
+    key: str
+    reason: str
+    """It names no path outside the source, so moving the source changes nothing."""
+
+    @classmethod
+    def of(cls, key: str, error: object, root: str) -> LeftOut:
+        """Return a sample with its error, without the advice to leave it out and without the path of the source."""
+        reason = str(error).replace(or_skip(), "").replace(root, "")
+        return cls(key.encode("utf-8", "backslashreplace").decode(), reason)
 
 
 def broken(key: str, error: SourceError) -> Sample:
@@ -247,12 +269,12 @@ def content_problem(name: str, head: bytes) -> str:
     ("1.jpg begins with '<!DOCTYPE html", '')
     """
     extension = last_part(name)
-    other = _TAG if extension == "json" else _OTHERS if extension in _BINARY else None
+    other = _PAGE if extension == "json" else _OTHERS if extension in _BINARY else None
     if other is None or len(head) < HEAD or not other.match(head):
         return ""
     return (
-        f"{name} begins with {head.decode('utf-8', 'replace')!r}, which is not what its extension says: leave such "
-        f"samples out with on_error='skip', or replace it"
+        f"{name} begins with {head.decode('utf-8', 'replace')!r}, which is not what its extension says: "
+        f"{or_skip()}replace it"
     )
 
 
@@ -286,7 +308,7 @@ class ShardContents:
         self._offsets: list[Int64s] = []
         self._sizes: list[int] = []
         self._checksums: list[npt.NDArray[np.uint32]] = []
-        self._left_out: list[tuple[str, str]] = []
+        self._left_out: list[LeftOut] = []
 
     def batches(self, samples: Iterable[Sample], most: int) -> Iterator[Batch]:
         """Yield the samples that can be stored, at most so many bytes together unless a single one has more.
@@ -307,7 +329,7 @@ class ShardContents:
                     batch = following
         except WdsdistError:
             raise
-        except OSError as error:  # which would be taken for one of the place that is written to
+        except OSError as error:  # which would be taken for an error of the destination
             raise SourceError(f"{self._root.rstrip('/') or 'the source'} cannot be read: {error}") from error
         if batch.samples:
             yield batch
@@ -331,8 +353,7 @@ class ShardContents:
         """Raise what is wrong with a sample, or note it if such samples are left out."""
         if self._on_error == "raise":
             raise error
-        shown = key.encode("utf-8", "backslashreplace").decode()
-        self._left_out.append((shown, str(error).replace(self._root, "")))
+        self._left_out.append(LeftOut.of(key, error, self._root))
 
     def add(self, batch: Batch, offsets: Int64s, checksums: npt.NDArray[np.uint32]) -> None:
         """Note samples that were written, where the data of their members starts, and its checksums."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wdsdist._util.extras import extra
 from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, given
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -65,7 +65,7 @@ class Images:
             raise ArgumentError(f"store is {self.store!r}: it must be 'raw' or 'jpeg'", argument="store")
         if self.quality is not None and (self.store == "raw" or not self.changes):
             problem = f"quality is {self.quality}, but no image is encoded as JPEG or WebP"
-            raise ArgumentError(f"{problem}: leave it out, or give store='jpeg'", argument="quality")
+            raise ArgumentError(f"{problem}: leave it out, or give {given('store', 'jpeg')}", argument="quality")
         if self.changes and self.store != "raw" and self.quality is None:
             object.__setattr__(self, "quality", DEFAULT_QUALITY)
 
@@ -162,7 +162,7 @@ class Options:
             if not 1 <= level <= _HIGHEST_ZST_LEVEL:
                 rule = f'it must be "zst", or "zst:LEVEL" with a level from 1 to {_HIGHEST_ZST_LEVEL}'
                 raise ArgumentError(f"compress is {self.compress!r}: {rule}", argument="compress")
-            extra("zstandard", "zst", f"compress={self.compress!r}")
+            extra("zstandard", "zst", given("compress", self.compress))
             checked["compress"] = f"zst:{level}"
         checked["images"] = Images() if self.images is None else self.images
         for name, is_right, what in (

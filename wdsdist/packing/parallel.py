@@ -18,7 +18,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_bytes
 from wdsdist.errors import DestinationError, SourceError, WdsdistError
-from wdsdist.packing.destination import Job, Place, records
+from wdsdist.packing.destination import Destination, Job, records
 from wdsdist.packing.members import Sample, broken, sample_size
 from wdsdist.packing.options import Options
 from wdsdist.packing.plan import PackPlan, shard_name, shard_number
@@ -64,20 +64,20 @@ def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
 
 
 def write_planned(
-    source: Source, plan: PackPlan, place: Place, job: Job, options: Options, show: ShowProgress, first: int
+    source: Source, plan: PackPlan, target: Destination, job: Job, options: Options, show: ShowProgress, first: int
 ) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, the first with the number ``first``; return all, in order.
 
-    ``job`` is the one on record at the place, by which workers elsewhere recognise it.
+    ``job`` is on record at the destination: workers elsewhere recognise the destination by it.
 
     Raises what `write_shard` does, and `WdsdistError` if a process that writes dies.
     """
     contents, counts, sizes = source.contents, np.diff(plan.cuts).tolist(), plan.sizes.tolist()
     done: dict[int, WrittenShard] = {}
     progress = PackProgress(0, len(source), 0, len(plan), 0, sum(sizes), len(contents.left_out))
-    names, present = [shard_name(first + number, options.compress) for number in range(len(plan))], place.sizes()
+    names, present = [shard_name(first + number, options.compress) for number in range(len(plan))], target.sizes()
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
-        index = whole_index(place, name, present.get(name), options.on_error)
+        index = whole_index(target, name, present.get(name), options.on_error)
         if index is not None and index.num_samples + len(index.left_out) == count:
             done[number] = WrittenShard.of(name, index)
             progress = later(progress, done[number], sizes[number])
@@ -97,8 +97,8 @@ def write_planned(
         samples = prepared(source.take(plan.samples(number)), options)
         shard = names[number], samples, source.location, options.on_error, options.compress
         if lent is None:
-            return executor.submit(write_shard, place, *shard)
-        return executor.submit(_write_elsewhere, job, has_local_source, place, *shard)
+            return executor.submit(write_shard, target, *shard)
+        return executor.submit(_write_elsewhere, job, has_local_source, target, *shard)
 
     # A few shards at a time are handed out: the list of a shard's samples is large if samples are small.
     todo, running, ended = iter(missing), dict[Future[WrittenShard], int](), SimpleQueue[Future[WrittenShard]]()
@@ -125,7 +125,7 @@ def write_planned(
 
 
 def write_in_order(
-    place: Place, source: Source, options: Options, show: ShowProgress, first: int
+    target: Destination, source: Source, options: Options, show: ShowProgress, first: int
 ) -> list[WrittenShard]:
     """Write the shards of an iterable one after another, the first with the number ``first``, and return them.
 
@@ -133,7 +133,7 @@ def write_in_order(
 
     Raises:
         SourceError: the iterable fails, or gives a key twice.
-        DestinationError: the place cannot be written.
+        DestinationError: the destination cannot be written.
     """
     most, limit, compressed = options.shard_samples, check_bytes("shard_bytes", options.shard_bytes), options.compress
     shard = size = count = 0
@@ -160,23 +160,23 @@ def write_in_order(
     show(done)
     for number, samples in itertools.groupby(different(), shard_of):
         name = shard_name(first + number, compressed)
-        shards.append(write_shard(place, name, samples, on_error=options.on_error, compress=compressed))
+        shards.append(write_shard(target, name, samples, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)
     # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
-    for name in place.sizes():
+    for name in target.sizes():
         if shard_number(name) >= first + len(shards):
-            place.remove(name)
+            target.remove(name)
     return shards
 
 
-def _write_elsewhere(job: Job, has_local_source: bool, place: Place, *shard: Any) -> WrittenShard:
+def _write_elsewhere(job: Job, has_local_source: bool, target: Destination, *shard: Any) -> WrittenShard:
     """Write a shard, as `write_shard`, if the job's record and its source are seen, or else raise."""
     advice = "every worker must reach it, so put it on a shared file system"
-    if all(known.differences(job) for known in records(place)[-1:]):
+    if all(known.differences(job) for known in records(target)[-1:]):
         raise DestinationError(
-            f"the worker on {platform.node()} does not see {place} as the packing process does: {advice}"
+            f"the worker on {platform.node()} does not see {target} as the packing process does: {advice}"
         )
     if has_local_source and not Path(job.location).exists():
         raise SourceError(f"the worker on {platform.node()} does not see the source {job.location}: {advice}")
-    return write_shard(place, *shard)
+    return write_shard(target, *shard)

@@ -19,7 +19,7 @@ from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import run_in_subprocess
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
-from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples, payload_size, sample_size, whole
+from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples, or_skip, payload_size, sample_size, whole
 from wdsdist.packing.options import Images, Options
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
@@ -39,7 +39,6 @@ _NO_COLOURS = {"1", "P", "PA", "I", "I;16", "I;16L", "I;16B", "F"}
 
 _PROBES = 64
 """Samples by which the size of raw images is estimated, so that shards come out about as large as asked for."""
-_ADVICE = "leave such samples out with on_error='skip', or replace it"
 
 
 def prepared(samples: Iterable[Sample], options: Options) -> Iterable[Sample]:
@@ -64,7 +63,7 @@ def _prepared(samples: Iterable[Sample], images: Images, check_decode: bool) -> 
                 except SourceError as error:
                     data = BrokenPayload(str(error))
                 except SampleError as error:
-                    data = BrokenPayload(f"{key}.{extension} cannot be encoded again ({error}): {_ADVICE}")
+                    data = BrokenPayload(f"{key}.{extension} cannot be encoded again ({error}): {or_skip()}replace it")
                 stored, magic = _STORED.get(images.store or "", ("", b""))
                 if stored and isinstance(data, bytes) and data.startswith(magic):
                     before, dot, _ = extension.rpartition(".")
@@ -94,7 +93,7 @@ def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -
         number = max(problem.member, 0)
         extension = members[number][0]
         name = f"sample {key!r}" if problem.member == ABSENT else f"{key}.{extension}"
-        checked[number] = extension, BrokenPayload(f"{name}: {problem.reason}: {_ADVICE}")
+        checked[number] = extension, BrokenPayload(f"{name}: {problem.reason}: {or_skip()}replace it")
     return checked
 
 

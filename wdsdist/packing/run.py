@@ -15,16 +15,17 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.distributed import run_once
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing import destination, sources
-from wdsdist.packing.destination import Job, Place
+from wdsdist.packing.destination import Destination, Job
+from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Encode, Images, OnError, Options
 from wdsdist.packing.parallel import ShowProgress, write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
-from wdsdist.packing.sources.source import LeftOut, Recognised, Source
+from wdsdist.packing.sources.source import Recognised, Source
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
@@ -171,7 +172,7 @@ def pack_splits(
     Raises `SourceError` if the source has no such folders, and what `pack` raises.
     """
     checked = Options(**options)
-    splits = splits_of(source, _for_source(source, Place.of(dest, checked.storage_options), checked))
+    splits = splits_of(source, _for_source(source, Destination.of(dest, checked.storage_options), checked))
     return {
         split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress, announce)
         for split, own in splits.items()
@@ -226,39 +227,39 @@ def run(
 
     ``progress`` is called before the first shard is written and after each, ``announce`` once before.
     """
-    place = Place.of(dest, options.storage_options)
-    about = _for_source(source, place, options)
-    if options.append and options.class_folders and (known := place.data_set()) is not None:
+    target = Destination.of(dest, options.storage_options)
+    about = _for_source(source, target, options)
+    if options.append and options.class_folders and (known := target.data_set()) is not None:
         # Its classes keep their numbers, and new ones follow.
         about = replace(about, classes=tuple(known.extra.get("classes", ())) or None)
-    listed = sources.find(source, about, scratch=place.folder)
-    _refuse(listed, place, options)
+    listed = sources.find(source, about, scratch=target.folder)
+    _refuse(listed, target, options)
     seed = options.shuffle_seed
     if seed == "auto":
         seed = None if listed.is_stream else 0
     decided = {**options.fingerprint(), "shuffle_seed": seed}
     job = Job(kind=listed.kind, location=listed.location, fingerprint=listed.digest, options=decided)
     # Looked for before the lock is taken: a finished data set may lie in a folder that is read-only by now.
-    if (finished := destination.finished(place, job, options)) is not None:
+    if (finished := destination.finished(target, job, options)) is not None:
         by = {"dataset": "its length and some of its samples", "iterable": "its first samples"}.get(listed.kind)
         if by and (finished.num_samples >= LOOKS or (listed.is_stream and finished.num_bytes > LOOKED_AT_BYTES)):
             _log.log(
                 # A job that prepares its data by `data_download` comes here at each start on a new node.
                 logging.INFO if run_once.is_running() else logging.WARNING,
                 "%s is kept as it is, with %s samples: by %s, %s was packed into it before. If others have changed or "
-                "more have come, pack with overwrite=True",
-                place, f"{finished.num_samples:,}", by, listed.location,
+                "more have come, pack with %s",
+                target, f"{finished.num_samples:,}", by, listed.location, given("overwrite", True),
             )  # fmt: skip
         return finished
-    with destination.locked(place):  # the process that held it before may have finished the same job
-        if (finished := destination.finished(place, job, options)) is not None:
+    with destination.locked(target):  # the process that held it before may have finished the same job
+        if (finished := destination.finished(target, job, options)) is not None:
             return finished
         if announce is not None:
             announce(Recognised.of(listed))
         elif _log.isEnabledFor(logging.INFO):
             for line in Recognised.of(listed).lines:
                 _log.info("%s", line)
-        known = place.data_set() if options.append else None
+        known = target.data_set() if options.append else None
         plan, first = None, 0
         if not listed.is_stream:
             plan = make_plan(
@@ -270,31 +271,31 @@ def run(
             )
         job, show = replace(job, shards=0 if plan is None else len(plan)), progress or (lambda _: None)
         if known is None:
-            destination.claim(place, job, overwrite=options.overwrite)
+            destination.claim(target, job, overwrite=options.overwrite)
         else:
-            first = destination.claim_append(place, known, job, listed.contents.notes, overwrite=options.overwrite)
+            first = destination.claim_append(target, known, job, listed.contents.notes, overwrite=options.overwrite)
         if plan is None:
-            shards = write_in_order(place, listed, options, show, first)
+            shards = write_in_order(target, listed, options, show, first)
         else:
-            shards = write_planned(listed, plan, place, job, options, show, first)
-        manifest = _manifest(listed, job, options, shards, place, known)
-        destination.complete(place, manifest if known is None else destination.merged(known, manifest, job, place))
-    return manifests.load(place.at(manifests.FILE_NAME), place.options)
+            shards = write_planned(listed, plan, target, job, options, show, first)
+        manifest = _manifest(listed, job, options, shards, target, known)
+        destination.complete(target, manifest if known is None else destination.merged(known, manifest, job, target))
+    return manifests.load(target.at(manifests.FILE_NAME), target.options)
 
 
-def _for_source(source: object, place: Place, options: Options) -> Options:
+def _for_source(source: object, target: Destination, options: Options) -> Options:
     """Return options with the storage options that the source may see.
 
     They are for ``dest`` too, so they must name their stores, or both must have one scheme, or only one be a URL.
     """
     first = source[0] if isinstance(source, (list, tuple)) and source else source
-    if place.options.is_by_store or place.folder is not None or not isinstance(first, (str, os.PathLike)):
+    if target.options.is_by_store or target.folder is not None or not isinstance(first, (str, os.PathLike)):
         return options
-    is_same = storage.scheme(os.fspath(first)) in ("", storage.scheme(place.location))
+    is_same = storage.scheme(os.fspath(first)) in ("", storage.scheme(target.location))
     return options if is_same else replace(options, storage_options=None)
 
 
-def _refuse(source: Source, place: Place, options: Options) -> None:
+def _refuse(source: Source, target: Destination, options: Options) -> None:
     """Raise `ArgumentError` for a destination inside the source, and for a source that an option does not fit."""
     problem = ""
     if options.executor is not None and source.is_stream:
@@ -312,33 +313,33 @@ def _refuse(source: Source, place: Place, options: Options) -> None:
     if source.is_stream and options.shuffle_seed not in ("auto", None):
         problem = f"shuffle_seed is {options.shuffle_seed}, but {source.location} can be read in one order only"
         raise ArgumentError(f"{problem}: leave it out, or give a data set with __getitem__", argument="shuffle_seed")
-    if place.folder is None:
+    if target.folder is None:
         return
-    folder, root = place.folder.resolve(), Path(source.location).resolve()
+    folder, root = target.folder.resolve(), Path(source.location).resolve()
     if folder in {Path(path).resolve() for path in source.folders}:
-        raise ArgumentError(f"dest {place} holds the shards to pack: choose another folder", argument="dest")
+        raise ArgumentError(f"dest {target} holds the shards to pack: choose another folder", argument="dest")
     # The next run would find the shards among the files to pack, and take them for another source.
     if source.kind == "folder" and (folder == root or root in folder.parents):
         raise ArgumentError(
-            f"dest {place} lies inside the source {source.location}: choose a folder outside it", argument="dest"
+            f"dest {target} lies inside the source {source.location}: choose a folder outside it", argument="dest"
         )
 
 
 def _manifest(
-    source: Source, job: Job, options: Options, shards: list[WrittenShard], place: Place, known: Manifest | None
+    source: Source, job: Job, options: Options, shards: list[WrittenShard], target: Destination, known: Manifest | None
 ) -> Manifest:
     """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
     contents = source.contents
     left_out: list[tuple[str | None, LeftOut]] = [(None, sample) for sample in contents.left_out]
     left_out += [(shard.listed.name, sample) for shard in shards for sample in shard.left_out]
-    destination.save_report(place, left_out, known)
+    destination.save_report(target, left_out, known)
     if left_out and not any(shard.listed.num_samples for shard in shards):
         raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
     notes = options.images.notes()
     if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
         notes["source_bytes"] = int(contents.sizes.sum())
     return Manifest.of(
-        place.location,
+        target.location,
         [shard.listed for shard in shards],
         extra={
             "source": {"kind": source.kind},
@@ -351,5 +352,5 @@ def _manifest(
             **contents.notes,
             **({"images": notes} if notes else {}),
         },
-        origin=storage.join(place.location, manifests.FILE_NAME),
+        origin=storage.join(target.location, manifests.FILE_NAME),
     )

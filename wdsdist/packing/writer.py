@@ -22,10 +22,19 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
-from wdsdist.packing.destination import Place
-from wdsdist.packing.members import HEAD, SUSPECT_BYTES, Batch, Sample, ShardContents, content_problem, opened, read_all
+from wdsdist.packing.destination import Destination
+from wdsdist.packing.members import (
+    HEAD,
+    SUSPECT_BYTES,
+    Batch,
+    LeftOut,
+    Sample,
+    ShardContents,
+    content_problem,
+    opened,
+    read_all,
+)
 from wdsdist.packing.options import OnError
-from wdsdist.packing.sources.source import LeftOut
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
@@ -57,12 +66,12 @@ class WrittenShard:
     @classmethod
     def of(cls, name: str, index: ShardIndex) -> WrittenShard:
         """Return what the manifest needs to know of a shard with this index."""
-        left_out = tuple(LeftOut(key, reason) for key, reason in index.left_out)
+        left_out = tuple(LeftOut(*pair) for pair in index.left_out)
         return cls(Shard.of(name, index), index.extensions, int(index.sizes.sum()), left_out)
 
 
 def write_shard(
-    place: Place,
+    target: Destination,
     name: str,
     samples: Iterable[Sample],
     root: str = "",
@@ -76,10 +85,10 @@ def write_shard(
 
     Raises:
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
-        DestinationError: the place cannot be written.
+        DestinationError: the destination cannot be written.
     """
     try:
-        with place.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
+        with target.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
             contents = ShardContents(root, on_error)
             for batch in contents.batches(samples, BUFFER):
                 (_write_large if batch.stored > BUFFER else _write_batch)(out, contents, batch)
@@ -88,18 +97,18 @@ def write_shard(
             digest = out.finish()
             index = replace(contents.index(size=out.position, sha256=digest), stored=out.stored)
         # The index comes second: a tar that has one is whole.
-        with place.create(name + shardindex.SUFFIX) as stream:
+        with target.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))
     except WdsdistError:
         raise
     except OSError as error:
         raise DestinationError(
-            f"{storage.shown(place.at(name))} cannot be written: {error.strerror or error}"
+            f"{storage.shown(target.at(name))} cannot be written: {error.strerror or error}"
         ) from error
     return WrittenShard.of(name, index)
 
 
-def whole_index(place: Place, name: str, size: int | None, on_error: OnError) -> ShardIndex | None:
+def whole_index(target: Destination, name: str, size: int | None, on_error: OnError) -> ShardIndex | None:
     """Return the index of a shard that was written whole, or ``None``.
 
     ``size`` is the tar's, or ``None`` if it does not exist. A shard that samples were left out of is whole if
@@ -108,7 +117,7 @@ def whole_index(place: Place, name: str, size: int | None, on_error: OnError) ->
     if size is None:
         return None
     try:
-        index = shardindex.load(place.read(name + shardindex.SUFFIX), storage.shown(place.at(name)))
+        index = shardindex.load(target.read(name + shardindex.SUFFIX), storage.shown(target.at(name)))
     except (FileNotFoundError, IndexFormatError):
         return None
     return index if size == index.file.size and not (index.left_out and on_error == "raise") else None

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.shards.index import ShardIndex
+
+if TYPE_CHECKING:
+    from wdsdist.shards.source import Members
 
 ANY_IMAGE = "image"
 ABSENT = -1
@@ -86,6 +92,16 @@ class Fields:
         for start, stop in zip(starts[samples].tolist(), starts[samples + 1].tolist(), strict=True):
             members.append(start + self._indexes(tuple([names[kind] for kind in index.extension_ids[start:stop]])))
         return np.concatenate(members)
+
+    def of_epoch(self, picks: npt.NDArray[np.uint32] | None) -> Members | None:
+        """Return which members of a shard an epoch reads, of all samples or those that a view picked; ``None`` for all.
+
+        Args:
+            picks: uint32 [samples]: as `wdsdist.shards.source.picks_of` returns them.
+        """
+        if picks is None and self.are_all:
+            return None
+        return partial(self.members, samples=None if picks is None else np.unique(picks).astype(np.int64))
 
     def _indexes(self, layout: tuple[str, ...]) -> Int64s:
         """Return the indexes of chosen members in a layout; none if it lacks a field, which is an error later."""

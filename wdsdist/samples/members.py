@@ -192,7 +192,8 @@ class Members:
 
         A transform sees the mark of padding, and need not return it.
 
-        Raises `SampleError` for a sample that lacks a field or does not decode, and what a transform raises.
+        Raises `SampleError` for a sample that lacks a field or does not decode, and what a transform raises; its error
+        names the shard and the key.
         """
         if row in self._lacking:
             self._choice(row)
@@ -207,7 +208,26 @@ class Members:
                 entries[field] = self._value(field, column, row)
         if padding is not None:
             entries[PADDING] = padding
-        value = self._transformed(row, entries)
+        spec = self.specs[shard]
+        if spec.transform is None:
+            return entries
+        try:
+            value = self._transforms[spec](entries, self.seeds[row], part)
+        except Exception as error:
+            if spec.policy.replaces:
+                raise
+            name = f"sample {shard.key(self.samples[row])!r} of {shard.name}"
+            name = name if part is None else f"part {part.number} of {part.total} of {name}"
+            if isinstance(error, BadSample):
+                raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
+            if isinstance(error, StopIteration):  # unchanged, it would end the batch or the epoch
+                raise RuntimeError(
+                    f"transform= raised StopIteration for {name}: has it exhausted an iterator?"
+                ) from error
+            error.add_note(f"raised by transform= for {name}")
+            raise
+        if value is None and spec.policy.replaces:
+            raise BadSample("transform returned None")
         if padding is not None and isinstance(value, dict) and PADDING not in value:
             return {**value, PADDING: padding}
         return value
@@ -233,31 +253,6 @@ class Members:
             message = f"{shard.name}: member {shard.key(sample)}.{extension}: {error}"
             is_advised = is_fault_of_sample(error)
             raise self._bad_sample(row, message, field, str(error), is_advised=is_advised) from error
-
-    def _transformed(self, row: int, entries: Sample) -> Any:
-        """Apply the transform to a sample; an error names the shard and the key."""
-        shard, part = self.shards[row], self.parts[row]
-        spec = self.specs[shard]
-        if spec.transform is None:
-            return entries
-        try:
-            value = self._transforms[spec](entries, self.seeds[row], part)
-        except Exception as error:
-            if spec.policy.replaces:
-                raise
-            name = f"sample {shard.key(self.samples[row])!r} of {shard.name}"
-            name = name if part is None else f"part {part.number} of {part.total} of {name}"
-            if isinstance(error, BadSample):
-                raise BadSample(f"{name} is bad: {error}{ADVICE}") from error
-            if isinstance(error, StopIteration):  # unchanged, it would end the batch or the epoch
-                raise RuntimeError(
-                    f"transform= raised StopIteration for {name}: has it exhausted an iterator?"
-                ) from error
-            error.add_note(f"raised by transform= for {name}")
-            raise
-        if value is None and spec.policy.replaces:
-            raise BadSample("transform returned None")
-        return value
 
     def _bad_sample(self, row: int, message: str, field: str, reason: str, *, is_advised: bool = True) -> SampleError:
         """Return the error of a sample that lacks a field, or whose field does not decode."""

@@ -81,10 +81,7 @@ class SampleReader:
 
     def epoch_members(self, shard: int) -> ShardMembers | None:
         """Return which members of a shard an epoch reads; ``None`` for all."""
-        picks, fields = picks_of(self._manifest, shard), self._spec(shard).fields
-        if picks is None and fields.are_all:
-            return None
-        return partial(fields.members, samples=None if picks is None else np.unique(picks).astype(np.int64))
+        return self._spec(shard).fields.of_epoch(picks_of(self._manifest, shard))
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed; a substitute if it is bad and its policy replaces it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, given
 from wdsdist.sampling.order import OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import BLOCK_SAMPLES
 
@@ -75,11 +75,11 @@ def check_limit(needed: Callable[..., int], settings: OrderSettings, counts: Int
         if size <= limit:
             continue
         if settings.name == "sampler":
-            what, remedy = "shards all over the data set", 'take order="shard"'
+            what, remedy = "shards all over the data set", f"take {given('order', 'shard')}"
         else:
             what = f"its current and its next shuffle window of {settings.window:,} samples"
             window = _fitting_window(needed, settings, counts, ranks=some, limit=limit)
-            remedy = f"pass shuffle_window={window}" if window else "pack smaller shards"
+            remedy = f"pass {given('shuffle_window', window)}" if window else "pack smaller shards"
         if some == 1:
             raise ArgumentError(
                 f"cache_limit is {limit:,} bytes, and one rank needs {size:,} at once, for {what}: raise the limit to "

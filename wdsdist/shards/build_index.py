@@ -22,6 +22,7 @@ from wdsdist.errors import (
     NotFoundError,
     ShardDamagedError,
     StorageError,
+    given,
     printable,
 )  # fmt: skip
 from wdsdist.shards import index as shard_index
@@ -128,8 +129,13 @@ def index(
         is_named=output is not None,
         origin=origin,
     )
-    if known is not None:
-        manifest = manifest.with_source(extra=notes | _kept_notes(known, manifest))
+    if known is not None:  # no tar holds class names and generations
+        notes |= {name: note for name, note in known.extra.items() if name == "classes"}
+        before, now = len(known.counts), len(manifest.counts)
+        if 0 < before <= now and manifest.prefix(before).fingerprint == known.fingerprint:
+            lengths = sorted({*known.generations, now})
+            notes |= {"generations": lengths} if len(lengths) > 1 else {}
+        manifest = manifest.with_source(extra=notes)
     if left_out:
         lines = b"".join(json.dumps(line).encode() + b"\n" for line in left_out)
         _write(index_json.report_of(origin), lines, options)
@@ -229,8 +235,8 @@ def _known(location: str, locations: list[str], options: storage.StorageOptions)
     if others:
         raise DestinationExistsError(
             f"{storage.shown(location)} lists {len(others):,} other tars, such as {storage.shown(others[0])}: index "
-            f"all together, or write a second index with name= (index-NAME.json) or into another folder with output=, "
-            f"or delete that file first"
+            f"all together, or write a second index with {given('name')} (index-NAME.json) or into another folder with "
+            f"{given('output')}, or delete that file first"
         )
     folder, file_name = storage.split(location)
     try:
@@ -243,19 +249,6 @@ def _known(location: str, locations: list[str], options: storage.StorageOptions)
             f"or delete {index_json.PACK_RECORD} there to index all tars as they are"
         )
     return manifest
-
-
-def _kept_notes(known: Manifest, manifest: Manifest) -> dict[str, Any]:
-    """Return the notes to keep from the old index.json: class names and generations, which no tar holds.
-
-    Generations are kept if the shards that it had are the first of the new one.
-    """
-    before = len(known.counts)
-    notes: dict[str, Any] = {name: known.extra[name] for name in ("classes",) if name in known.extra}
-    if 0 < before <= len(manifest.counts) and manifest.prefix(before).fingerprint == known.fingerprint:
-        lengths = sorted({*known.generations, len(manifest.counts)})
-        notes |= {"generations": lengths} if len(lengths) > 1 else {}
-    return notes
 
 
 def _write(location: str, content: bytes, options: storage.StorageOptions) -> None:

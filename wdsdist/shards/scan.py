@@ -22,7 +22,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import mapped, sha256
 from wdsdist._util.host import temporary_dir
-from wdsdist.errors import ShardDamagedError, StorageError
+from wdsdist.errors import ShardDamagedError, StorageError, given
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
@@ -171,7 +171,7 @@ def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = F
             sizes.append(length)
     except (ShardDamagedError, ValueError) as error:
         reason = str(error) if isinstance(error, ShardDamagedError) else f"{label}: {error}"
-        advice = "" if skip else ': fetch it again, or leave it out with on_error="skip"'
+        advice = "" if skip else f": fetch it again, or leave it out with {given('on_error', 'skip')}"
         raise ShardDamagedError(f"{reason}{advice}") from None
     order = np.argsort(np.array(owners, np.int64), kind="stable")
     owner, kind_of, starts, lengths = np.array((owners, ids, offsets, sizes), np.int64)[:, order]
@@ -183,9 +183,10 @@ def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = F
             problem, advice = f"member {key}.{extension} has the name of an entry that readers add", ", or rename it"
         else:
             problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
-            advice = f", or if dots are part of the keys give key={LAST_DOT}"
+            advice = f", or if dots are part of the keys give {given('key', LAST_DOT)}"
         if not skip:
-            raise ShardDamagedError(f'{label}: {problem}: leave its sample out with on_error="skip"{advice}')
+            way = f"leave its sample out with {given('on_error', 'skip')}"
+            raise ShardDamagedError(f"{label}: {problem}: {way}{advice}")
         left_out.setdefault(key, problem)
     if left_out:
         is_kept = ~np.isin(owner, [samples[key] for key in left_out])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, given
 from wdsdist.shards.manifest import Manifest, check_location
 from wdsdist.shards.manifest.allowed_locations import SCHEMES, ElsewhereError
 from wdsdist.shards.tar.naming import is_tar
@@ -146,7 +146,8 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
         try:
             check_location(folder, line, elsewhere=allow_elsewhere)
         except ValueError as error:
-            advice = ": if you trust the list, allow_elsewhere=True" if isinstance(error, ElsewhereError) else ""
-            raise IndexFormatError(f"{where}, line {number}, {storage.shown(line)!r:.100} {error}{advice}") from None
+            advice = f": if you trust the list, {given('allow_elsewhere', True)}"
+            reason = f"{error}{advice if isinstance(error, ElsewhereError) else ''}"
+            raise IndexFormatError(f"{where}, line {number}, {storage.shown(line)!r:.100} {reason}") from None
         locations.append(storage.normalise(storage.join(folder, line)))
     return locations

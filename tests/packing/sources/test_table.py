@@ -142,7 +142,7 @@ def broken_records() -> list[Record]:
 
 def test_rows_that_cannot_be_packed_are_left_out_and_listed(written: Any, tmp_path: Path) -> None:
     table = written(broken_records())
-    with pytest.raises(SourceError, match=r"img/gone\.jpg does not exist: leave such rows out with on_error='skip'"):
+    with pytest.raises(SourceError, match=r"img/gone\.jpg does not exist: leave such samples out with on_error='skip'"):
         find(table)
     source = find(table, on_error="skip")
     assert {key: found["jpg"] for key, found in members(source).items()} == {

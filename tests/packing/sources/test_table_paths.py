@@ -78,7 +78,7 @@ def test_a_file_outside_the_folder_of_the_table_is_refused(
         find(source, columns={"file": "bin"})
     message = str(caught.value)
     assert message.startswith(str(source))
-    assert any(place in message for place in ("row 3: ", "row 2: ", "row 1: "))
+    assert any(target in message for target in ("row 3: ", "row 2: ", "row 1: "))
     assert f"column 'file' names {path!r}, which lies outside the folder that paths start from" in message
     assert "with root=" in message
     left = find(source, columns={"file": "bin"}, on_error="skip")
@@ -118,11 +118,11 @@ def test_a_file_that_becomes_a_link_after_the_listing_is_refused(folder: Path, t
 def pack_source(source: Any, tmp_path: Path) -> None:
     import numpy as np
 
-    from wdsdist.packing.destination import Place
+    from wdsdist.packing.destination import Destination
     from wdsdist.packing.writer import write_shard
 
     (tmp_path / "out").mkdir()
-    write_shard(Place(str(tmp_path / "out"), {}), "x.tar", source.take(np.arange(len(source))))
+    write_shard(Destination(str(tmp_path / "out"), {}), "x.tar", source.take(np.arange(len(source))))
 
 
 def structs(column: str, *paths: str) -> pa.Table:
@@ -166,7 +166,7 @@ def test_a_row_that_names_a_url_is_no_file_and_nothing_is_fetched(
         raise AssertionError("fetched")
 
     monkeypatch.setattr(fsspec, "filesystem", never)
-    with pytest.raises(SourceError, match=r"and nothing is downloaded|does not exist: leave such rows out"):
+    with pytest.raises(SourceError, match=r"and nothing is downloaded|does not exist: leave such samples out"):
         find(table(url), columns={"file": "bin"})
 
 
@@ -181,8 +181,8 @@ def test_what_is_found_lies_below_the_root_whatever_the_path(
     top = tmp_path_factory.getbasetemp() / "world"
     root = top / "root"
     if not top.exists():
-        for place in (top / "a", root / "a" / "b", root / "b"):
-            place.mkdir(parents=True)
+        for target in (top / "a", root / "a" / "b", root / "b"):
+            target.mkdir(parents=True)
         (root / "in").symlink_to("a")
         (root / "out").symlink_to("..")
         (root / "a" / "inner").symlink_to(root)

@@ -20,7 +20,7 @@ import zlib
 from pathlib import Path
 
 from wdsdist.errors import ShardDamagedError, SourceError
-from wdsdist.packing.members import BrokenPayload, FilePayload, Payload, Samples
+from wdsdist.packing.members import BrokenPayload, FilePayload, Payload, or_skip
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
@@ -86,13 +86,8 @@ def _tar_source(path: Path, label: str, options: Options) -> Source:
     except OSError as error:
         raise SourceError(f"{label} cannot be read: {error.strerror}") from error
     read = functools.partial(_part, file.path)
-    return files.source(
-        "tar",
-        options,
-        lambda samples: Samples(file_samples, (read, file, samples)),
-        state=f"tar\0{file[1:]}",
-        root=files.root(options),
-    )
+    state, root = f"tar\0{file[1:]}", files.root(options)
+    return files.source("tar", options, file_samples, read, file, state=state, root=root)
 
 
 def _part(archive: str, _: str, size: int, position: int) -> FilePayload:
@@ -110,9 +105,7 @@ def _zipped(file: FileStamp, _: str, size: int, position: int) -> Payload:
             raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
     except _DAMAGE as error:
         return BrokenPayload(
-            f"{file.path}/{info.filename} is damaged ({error}): leave such samples out with on_error='skip', or fetch "
-            f"the archive again",
-            size,
+            f"{file.path}/{info.filename} is damaged ({error}): {or_skip()}fetch the archive again", size
         )
     return data
 
@@ -142,13 +135,8 @@ def find_zip(candidate: Candidate, options: Options) -> Source | None:
         else:
             files.add_name(info.filename, info.file_size, position, _problem(info))
     read = functools.partial(_zipped, file)
-    return files.source(
-        "zip",
-        options,
-        lambda samples: Samples(file_samples, (read, file, samples)),
-        state=f"zip\0{file[1:]}",
-        root=files.root(options),
-    )
+    state, root = f"zip\0{file[1:]}", files.root(options)
+    return files.source("zip", options, file_samples, read, file, state=state, root=root)
 
 
 def _check_zip(path: Path, infos: list[zipfile.ZipInfo], start: int) -> None:

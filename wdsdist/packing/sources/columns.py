@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from wdsdist._util.file_types import last_part
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing.sources.source import READERS_NOTES
 
 KEY = "__key__"
@@ -175,7 +175,7 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
         raise ArgumentError(
             f"{', '.join(columns[number].name for number in rest)} of {label} would become the member json, which "
             f"another column is mapped to: give them extensions too, or leave them out, as in "
-            f"columns={{{columns[rest[0]].name!r}: ''}}",
+            f"{given('columns', {columns[rest[0]].name: ''})}",
             argument="columns",
         )
     for number in rest:
@@ -186,7 +186,8 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
         for number, (column, member) in enumerate(zip(columns, members, strict=True))
     ]
     if not set(members) - {"", KEY}:
-        raise SourceError(f"{label} has no column that can become a member: map one, as in columns={{'image': 'jpg'}}")
+        advice = f"map one, as in {given('columns', {'image': 'jpg'})}"
+        raise SourceError(f"{label} has no column that can become a member: {advice}")
     if not any(column.member and (column.is_file or column.content == "bytes") for column in chosen):
         # A table of paths that name files elsewhere would be packed without its files.
         for column, member in zip(columns, members, strict=True):
@@ -194,7 +195,7 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
             if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
                 raise SourceError(
                     f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is no file "
-                    f"beside it: name the folder that its paths start from by root=, or map the column, as in "
-                    f"columns={{{column.name!r}: 'txt'}}, if it is to be a string"
+                    f"beside it: name the folder that its paths start from by {given('root')}, or map the column, as "
+                    f"in {given('columns', {column.name: 'txt'})}, if it is to be a string"
                 )
     return chosen

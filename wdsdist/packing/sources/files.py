@@ -21,8 +21,8 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.curation.tables import kind_of
-from wdsdist.errors import SourceError
-from wdsdist.packing.members import FilePayload, Payload, Sample, Samples
+from wdsdist.errors import SourceError, given
+from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import (
     Folder,
@@ -32,7 +32,7 @@ from wdsdist.packing.sources.listing import (
     list_samples,
     shown,
 )
-from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, LeftOut, Source
+from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
@@ -155,16 +155,17 @@ class Files:
         self,
         kind: str,
         options: Options,
-        samples: Callable[[list[ListedSample]], Samples],
-        *,
+        make: Callable[..., Iterator[Sample]],
+        *arguments: Any,
         state: str,
         root: bytes = b"",
         of_files: bool = False,
     ) -> Source:
         """Return the source of all files below a ``root``.
 
-        ``state`` identifies the files, beside their paths, sizes and times; ``samples`` gives them their data;
-        ``of_files`` says that they are local files, which any thread can read at any time.
+        ``make`` gives samples their data, as `file_samples` does: it is called with ``arguments`` and the listed
+        samples. ``state`` identifies the files, beside their paths, sizes and times; ``of_files`` says that they are
+        local files, which any thread can read at any time.
 
         Raises `SourceError` if there is no sample, for the first that cannot be packed unless such are left out, and
         for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
@@ -176,7 +177,8 @@ class Files:
         if options.class_folders is not False and options.split is None and len(splits) > 1:
             error = SplitsError(
                 f"{label} holds the splits {', '.join(splits)}: pack each into a data set of its own by `wdsdist pack "
-                f"{label} DEST --splits` or wdsdist.packing.pack_splits, or all into one by class_folders=False"
+                f"{label} DEST --splits` or wdsdist.packing.pack_splits, or all into one by "
+                f"{given('class_folders', False)}"
             )
             error.splits = tuple(splits)
             raise error
@@ -191,7 +193,7 @@ class Files:
         left_out = sorted(self.left_out, key=lambda sample: sample.key)
         left_out += [LeftOut(shown(listing.key(sample)), why) for sample, why in wrong.items()]
         if left_out and options.on_error == "raise":
-            raise SourceError(f"{shown(label)}/{left_out[0].reason}; or leave it out with on_error='skip'")
+            raise SourceError(f"{shown(label)}/{left_out[0].reason}; or leave it out with {given('on_error', 'skip')}")
         if not listing.num_samples:
             counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
             why = f" (skipped: {counts})" if counts else ""
@@ -212,14 +214,15 @@ class Files:
             first = shown(listing.path(int(listing.sample_files[stray[0]])))
             count = int(np.diff(listing.sample_files)[stray].sum())
             skipped[f"file beside the class folders, such as {first}"] = count
-        state = f"{state}\0{classes}\0{listing.digest}\0{left_out}"
+        state = f"{state}\0{classes}\0{listing.digest}\0{[sample.key for sample in left_out]}"
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}
         facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
         if tops and classes is None:
-            more = "; class_folders=True makes them classes" if options.class_folders is None and len(tops) > 1 else ""
-            facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys{more}"
+            facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
+            if options.class_folders is None and len(tops) > 1:
+                facts["folders"] += f"; {given('class_folders', True)} makes them classes"
         tables = [kind_of(f"x.{extension}") is not None for extension in listing.extensions]
         for title, chosen in (
             ("empty files", listing.sizes == 0),
@@ -231,7 +234,7 @@ class Files:
         def load() -> Contents:
             return Contents(
                 sizes=listing.stored_sizes()[numbers],
-                take=lambda indices: samples(listing.samples(numbers[indices])),
+                take=lambda indices: Samples(make, (*arguments, listing.samples(numbers[indices]))),
                 notes=notes,
                 left_out=tuple(left_out),
                 members=listing.members(numbers),
@@ -259,16 +262,15 @@ def _find_classes(
     data = np.isin(listing.extension_ids, listing.extension_ids[inside]) & ~inside
     if data.any():
         problem = f"{label} holds {listing.path(int(data.argmax()))} beside the class folders"
-        raise SourceError(f"{problem}: move it into one of them, or pack with class_folders=False")
-    labels = np.array([one.lower() == "cls" for one in listing.extensions], np.bool_)[listing.extension_ids]
+        raise SourceError(f"{problem}: move it into one of them, or pack with {given('class_folders', False)}")
+    labels = np.array([extension.lower() == "cls" for extension in listing.extensions], np.bool_)[listing.extension_ids]
     if labels.any():
-        raise SourceError(
-            f"{label}/{listing.path(int(labels.argmax()))} gives a class already: pack with class_folders=False"
-        )
+        problem = f"{label}/{listing.path(int(labels.argmax()))} gives a class already"
+        raise SourceError(f"{problem}: pack with {given('class_folders', False)}")
     filled = {folder.partition("/")[0] for folder in listing.folders} - {""}
     if options.classes is None and (empty := sorted(set(folders) - filled)):
         problem = f"class folder {label}/{empty[0]} holds no sample, and its number would shift the classes after it"
-        raise SourceError(f"{problem}: remove it, or pack with class_folders=False")
+        raise SourceError(f"{problem}: remove it, or pack with {given('class_folders', False)}")
     known = options.classes or ()
     return (*known, *sorted(filled - set(known))), stray
 
@@ -288,7 +290,7 @@ def _refuse_containers(label: str, listing: Listing) -> None:
         raise SourceError(
             f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index their folder or "
             f"pattern, such as '{label}/{path.rpartition('/')[0] or '*'}'; read formats of other libraries with these, "
-            f"and pack what a generator yields; if each file is a sample, pass kind='folder'"
+            f"and pack what a generator yields; if each file is a sample, pass {given('kind', 'folder')}"
         )
 
 
@@ -311,9 +313,7 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, f"{root}/")
-    return files.source(
-        "folder", options, lambda samples: Samples(file_samples, (read, None, samples)), state="folder", of_files=True
-    )
+    return files.source("folder", options, file_samples, read, None, state="folder", of_files=True)
 
 
 def _local(above: str, path: str, size: int, _: int) -> FilePayload:

@@ -28,7 +28,7 @@ import numpy as np
 from wdsdist._util.pools import Carried, run_in_subprocess
 from wdsdist._util.validation import check_callable
 from wdsdist.curation.tables import is_dataset
-from wdsdist.errors import ArgumentError, SourceError
+from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing import encoders
 from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, numbered, sample_size
 from wdsdist.packing.options import Encode, OnError, Options
@@ -156,7 +156,7 @@ class ItemEncoder:
         if not isinstance(fields, Mapping):
             what = f"{name} is" if self.function is None else f"encode returned for {name}"
             problem = f'{what} a {type(fields).__name__}, not a sample such as {{"jpg": ..., "cls": 3}}'
-            raise SourceError(f"{problem}: give encode=, a function that makes a sample of it")
+            raise SourceError(f"{problem}: give {given('encode')}, a function that makes a sample of it")
         key = fields.get("__key__", numbered(number))
         try:
             key = key.removeprefix("./") if isinstance(key, str) else key

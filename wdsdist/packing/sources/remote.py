@@ -16,7 +16,7 @@ from pathlib import Path
 from wdsdist import storage
 from wdsdist.curation.tables import kind_of
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
-from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples
+from wdsdist.packing.members import BrokenPayload, Payload, Sample
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import ListedSample
@@ -29,39 +29,39 @@ _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
 
-def _samples(urls: dict[int, str], options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
-    """Yield samples of a remote folder, fetched a little before; ``urls`` has the URL of each file by its position."""
-    ahead: deque[tuple[int, str, list[tuple[str, Future[Payload]]]]] = deque()
+def _samples(folder: str, options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
+    """Yield samples of a remote folder, whose files are fetched a little before."""
+    ahead: deque[tuple[int, str, list[tuple[str, Future[Payload] | bytes]]]] = deque()
     pool = ThreadPoolExecutor(_TOGETHER)
-
-    def fetched(file: bytes | tuple[str, int, int]) -> Payload:
-        """Return the bytes of a file. A store that does not answer is an error of packing, not of the sample."""
-        if isinstance(file, bytes):
-            return file
-        _, size, position = file
-        shown, again = storage.shown(urls[position]), "since it was listed: pack again once the source stays as it is"
-        try:
-            data = storage.read(urls[position], options)
-        except FileNotFoundError:
-            return BrokenPayload(f"{shown} has vanished {again}")
-        if len(data) != size:
-            return BrokenPayload(f"{shown} has changed from {size:,} to {len(data):,} bytes {again}", size)
-        return data
 
     def arrived() -> Sample:
         _, key, members = ahead.popleft()
-        return key, [(extension, future.result()) for extension, future in members]
+        return key, [(extension, file if isinstance(file, bytes) else file.result()) for extension, file in members]
 
     try:
-        for key, members in samples:
-            size = sum(len(file) if isinstance(file, bytes) else file[1] for _, file in members)
-            ahead.append((size, key, [(extension, pool.submit(fetched, file)) for extension, file in members]))
+        for key, listed in samples:
+            members = [(extension, file if isinstance(file, bytes) else pool.submit(_fetched, folder, options, *file))
+                       for extension, file in listed]  # fmt: skip
+            ahead.append((sum(file[1] for _, file in listed if isinstance(file, tuple)), key, members))
             while len(ahead) > _TOGETHER or sum(size for size, _, _ in ahead) > _MOST_AHEAD:
                 yield arrived()
         while ahead:
             yield arrived()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _fetched(folder: str, options: storage.StorageOptions, path: str, size: int, _: int) -> Payload:
+    """Return the bytes of a file. A store that does not answer is an error of packing, not of the sample."""
+    location = storage.join(folder, path)
+    shown, advice = storage.shown(location), "since it was listed: pack again once the source stays as it is"
+    try:
+        data = storage.read(location, options)
+    except FileNotFoundError:
+        return BrokenPayload(f"{shown} has vanished {advice}")
+    if len(data) != size:
+        return BrokenPayload(f"{shown} has changed from {size:,} to {len(data):,} bytes {advice}", size)
+    return data
 
 
 def find(url: str, options: Options) -> Source:
@@ -84,40 +84,37 @@ def find(url: str, options: Options) -> Source:
             except FileNotFoundError as error:
                 raise NotFoundError(f"{storage.shown(location)} does not exist") from error
             if not entry.is_folder:
-                return _fetched(storage.shown(location), {location: entry}, entry.name, options, bound)
+                return _deferred(storage.shown(location), {location: entry}, entry.name, options, bound)
         if options.split is not None:
             folder, options = storage.join(location, options.split), replace(options, split=None)
     shown, entries = storage.shown(folder), storage.list(folder, bound, recursive=True)
     kind = "arrow" if options.kind == "hf" else options.kind
     names = {entry.name: entry for entry in entries}
     if pattern in names:  # brackets may stand in a name
-        return _fetched(storage.shown(location), {location: names[pattern]}, pattern, options, bound)
+        return _deferred(storage.shown(location), {location: names[pattern]}, pattern, options, bound)
     if table := together(storage.shown(location), shown, names, pattern, kind):
         chosen = [*table[1], *(name for name in (STATE,) if name in names and not pattern)]
         if problem := next(filter(None, (_misnamed(folder, name) for name in chosen)), ""):
             raise SourceError(f"{shown}: {problem}")
         files = {storage.join(folder, name): names[name] for name in chosen}
-        return _fetched(storage.shown(location), files, "", options, bound)
+        return _deferred(storage.shown(location), files, "", options, bound)
     if pattern:
         raise NotFoundError(f"{storage.shown(location)} matches no file")
     if options.kind not in (None, "folder"):
         raise SourceError(f"{shown} is a remote folder, not of the kind {options.kind!r}")
     if not entries:
         raise NotFoundError(f"{shown} does not exist, holds no file, or cannot be reached")
-    listed = Files(shown)
+    listing = Files(shown)
     for number, entry in enumerate(entries):
         problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
-        listed.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
-
-    def samples(listed: list[ListedSample]) -> Samples:
-        positions = {file[2] for _, members in listed for _, file in members if not isinstance(file, bytes)}
-        urls = {position: storage.join(folder, entries[position].name) for position in positions}
-        return Samples(_samples, (urls, bound, listed))
-
-    return listed.source("folder", options, samples, state="\0".join(["folder", *(entry.stamp for entry in entries)]))
+        if "//" in f"/{entry.name}" or "/./" in f"/{entry.name}":
+            problem = "has a name with empty parts: rename it"
+        listing.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
+    state = "\0".join(["folder", *(entry.stamp for entry in entries)])
+    return listing.source("folder", options, _samples, folder, bound, state=state)
 
 
-def _fetched(
+def _deferred(
     shown: str, files: Mapping[str, storage.Entry], name: str, options: Options, bound: storage.StorageOptions
 ) -> Source:
     """Return the source of files, by their URLs, that are fetched into a folder: of one of them by its name, or of all.

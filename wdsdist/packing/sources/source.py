@@ -23,7 +23,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
-from wdsdist.packing.members import Sample
+from wdsdist.packing.members import LeftOut, Sample
 from wdsdist.packing.sources.listing import shown
 
 SCRATCH_SUFFIX = "-source"
@@ -33,15 +33,6 @@ READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardind
 """What readers of WebDataset shards add to samples to say where they come from."""
 
 _MOST_MEMBERS = 12  # that a summary shows
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A sample that is not packed because of ``on_error="skip"``."""
-
-    key: str
-    reason: str
-    """It names no path outside the source, so moving the source changes nothing."""
 
 
 def key_digest(key: str) -> int:

@@ -20,10 +20,11 @@ from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
 from wdsdist.curation.tables import JSON_TEXT, Kind, Table
-from wdsdist.errors import SourceError
+from wdsdist.errors import SourceError, given
+from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Content, check_columns, choose, suffix
-from wdsdist.packing.sources.source import Candidate, FileStamp, LeftOut, Source
+from wdsdist.packing.sources.source import Candidate, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, TableFiles, is_bytes, is_numbers, list_rows
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
@@ -170,7 +171,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
     if is_text and len(table.schema) == 1 and not mapped and (wrong := re.search(r"[,;|\t]", table.schema.names[0])):
         raise SourceError(
             f"{table.label} has a single column, {table.schema.names[0]!r}, whose fields seem to be separated by "
-            f"{wrong[0]!r}: write the table with commas (.csv) or tabs (.tsv), or map the column by columns="
+            f"{wrong[0]!r}: write the table with commas (.csv) or tabs (.tsv), or map the column by {given('columns')}"
         )
     for field in table.schema:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
@@ -236,11 +237,12 @@ def _classes(column: Column, table: Table, mapped: Mapping[str, str]) -> tuple[s
         strings.update(string for string in batch.column(0).unique().to_pylist() if string is not None)
         if len(strings) > _MOST_CLASSES:
             problem = f"column {name!r} of {table.label} holds more than {_MOST_CLASSES:,} different strings"
-            raise SourceError(f"{problem}, too many for classes: map it, as in columns={{{name!r}: 'txt'}}")
+            raise SourceError(f"{problem}, too many for classes: map it, as in {given('columns', {name: 'txt'})}")
     integers = sorted(string for string in strings if re.fullmatch(r"[-+]?[0-9]+", string.strip()))
     if integers and name not in mapped and integers != list(map(str, range(len(strings)))):
         raise SourceError(
             f"column {name!r} of {table.label} holds integers as strings, such as {integers[0]!r:.100}, which would be "
-            f"numbered in the order of all strings: keep them by columns={{{name!r}: 'index'}}, or number them by 'cls'"
+            f"numbered in the order of all strings: keep them by "
+            f"{given('columns', {name: 'index'})}, or number them by 'cls'"
         )
     return tuple(sorted(strings))

@@ -27,22 +27,24 @@ from wdsdist._util.file_types import last_part
 from wdsdist._util.pools import Carried
 from wdsdist.curation import tables
 from wdsdist.curation.tables import Kind, Table
-from wdsdist.errors import ArgumentError, SampleError, SourceError
+from wdsdist.errors import ArgumentError, SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import (
     BrokenPayload,
     FilePayload,
+    LeftOut,
     Payload,
     Sample,
     Samples,
     broken,
     check_key,
     numbered,
+    or_skip,
     sample_size,
 )
 from wdsdist.packing.options import OnError
 from wdsdist.packing.sources.columns import KEY, Column, suffix
-from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, LeftOut, key_digest, repeated
+from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, key_digest, repeated
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096
@@ -50,7 +52,10 @@ _SAMPLED, _SMALL = 64, 4096
 so many."""
 _AT_ONCE = 256
 """Rows that are taken together where they are written."""
-_ADVICE = "leave such rows out with on_error='skip', or map columns otherwise with columns="
+
+
+def _skip_or_map() -> str:
+    return f"{or_skip()}map columns otherwise with {given('columns')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ class Finder:
         Raises `SourceError` for a file outside, and for what is no path.
         """
         if not isinstance(value, str) or "\0" in value:
-            raise SourceError(f"column {column!r} holds {value!r:.100}, which is no path: {_ADVICE}")
+            raise SourceError(f"column {column!r} holds {value!r:.100}, which is no path: {_skip_or_map()}")
         if storage.is_remote(value):
             raise SourceError(
                 f"column {column!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
@@ -98,7 +103,7 @@ class Finder:
         if not real.startswith(self._real_folder(self.root)):
             raise SourceError(
                 f"column {column!r} names {value!r:.300}, which lies outside the folder that paths start from, or is a "
-                f"link to such a file: name the folder that holds all files with root="
+                f"link to such a file: name the folder that holds all files with {given('root')}"
             )
         return path
 
@@ -151,7 +156,8 @@ def row_samples(
                         own_extension = suffix(path)
                         if not own_extension and extension.endswith("*"):
                             raise SourceError(
-                                f"column {column.name!r} holds {value!r:.100}, a path without an extension: {_ADVICE}"
+                                f"column {column.name!r} holds {value!r:.100}, a path without an extension: "
+                                f"{_skip_or_map()}"
                             )
                         extension = extension.replace("*", own_extension)
                         members.append((extension, FilePayload(path, size_of(path))))
@@ -170,8 +176,8 @@ def row_samples(
                     except SourceError as error:
                         name = columns[key_position].name
                         raise SourceError(
-                            f"column {name!r} holds what cannot be a key: {error}. Leave such rows out with "
-                            f"on_error='skip', or the column with columns={{{name!r}: ''}}"
+                            f"column {name!r} holds what cannot be a key: {error}: {or_skip()}leave out the column "
+                            f"with {given('columns', {name: ''})}"
                         ) from error
             except SourceError as error:
                 yield broken(key or numbered(number), error)
@@ -211,7 +217,7 @@ def _plain(column: Column, value: Any) -> Any:
     if isinstance(value, bytes):
         raise SourceError(
             f"column {column.name!r} holds bytes in a list or an object, which no member can hold: leave it out with "
-            f"columns={{{column.name!r}: ''}}, or pack the rows from Python with encode="
+            f"{given('columns', {column.name: ''})}, or pack the rows from Python with encode="
         )
     return str(value)
 
@@ -225,10 +231,10 @@ def _encoded(extension: str, value: Any, column: Column) -> bytes:
     try:
         return encode(extension, value)
     except SampleError as error:
-        advice = _ADVICE
+        advice = _skip_or_map()
         if isinstance(value, list) and extension.endswith("npy"):  # whole numbers, some of them missing, or uneven
             other = f"{extension.removesuffix('npy')}json"
-            advice = f"map it to JSON, as in columns={{{column.name!r}: {other!r}}}"
+            advice = f"map it to JSON, as in {given('columns', {column.name: other})}"
         raise SourceError(f"column {column.name!r}: {error}: {advice}") from error
 
 
@@ -305,7 +311,7 @@ def list_rows(
         reason = f"{table.row_name(number)}: {problem}"
         if on_error == "raise":
             raise SourceError(reason)
-        wrong[number] = LeftOut(key.encode("utf-8", "backslashreplace").decode(), reason.replace(above, ""))
+        wrong[number] = LeftOut.of(key, reason, above)
 
     def batches() -> Iterator[Any]:
         rows, first = 4096, 0
@@ -321,9 +327,7 @@ def list_rows(
         try:
             status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files is slow
         except FileNotFoundError as error:
-            raise SourceError(
-                f"{path} does not exist: leave such rows out with on_error='skip', or fetch it"
-            ) from error
+            raise SourceError(f"{path} does not exist: {or_skip()}fetch it") from error
         except (OSError, ValueError) as error:
             raise SourceError(f"{path!r:.200} cannot be looked up: {error}") from error
         if not stat.S_ISREG(status.st_mode):
@@ -360,8 +364,8 @@ def list_rows(
         leave_out(
             number,
             key,
-            f"the key {key!r} stands in {table.row_name(first)} already: leave such rows out with on_error='skip', or "
-            f"map columns otherwise with columns= so that another column, or none, gives the key",
+            f"the key {key!r} stands in {table.row_name(first)} already: {_skip_or_map()} "
+            f"so that another column, or none, gives the key",
         )
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")

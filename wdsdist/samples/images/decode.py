@@ -205,7 +205,15 @@ class DecodeImage:
             return image.pillow()
         pixels, _ = image.decode()
         if kind == "torch":
-            tensor = _channels_first(pixels)
+            import torch
+
+            cv2 = opencv()
+            if cv2 is None:
+                tensor = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+            else:
+                planes = np.empty((3, *pixels.shape[:2]), np.uint8)
+                cv2.split(pixels, list(planes))  # ten times as fast as a transposing copy by numpy or torch
+                tensor = torch.from_numpy(planes)
             return tensor / 255 if as_float else tensor
         if not as_float:
             return pixels
@@ -228,17 +236,6 @@ def converted(image: Image.Image) -> Image.Image:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # `convert` makes all above 255 white
         image.info = info
     return image.convert("RGB")
-
-
-def _channels_first(pixels: Pixels) -> Any:
-    import torch
-
-    cv2 = opencv()
-    if cv2 is None:
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-    planes = np.empty((3, *pixels.shape[:2]), np.uint8)
-    cv2.split(pixels, list(planes))  # ten times as fast as a transposing copy by numpy or torch
-    return torch.from_numpy(planes)
 
 
 def _scale(width: int, height: int, turn: int, min_width: int, min_height: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, IndexFormatError
+from wdsdist.errors import ArgumentError, IndexFormatError, given
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
 from wdsdist.shards.manifest.manifest import Manifest
 from wdsdist.shards.manifest.source import Shard
@@ -158,7 +158,7 @@ def _parsed(
     except ElsewhereError as error:
         refusal = IndexFormatError(
             f"{where}: {error}, and a data set may name only relative paths in its own folder: if you know where it "
-            f"leads and want that, open it with allow_elsewhere=True"
+            f"leads and want that, open it with {given('allow_elsewhere', True)}"
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 
-from wdsdist.errors import ArgumentError, printable
+from wdsdist.errors import ArgumentError, given, printable
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
 _MOST_EXTENSIONS = 100
@@ -67,7 +67,7 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
     if rule != FIRST_DOT:
         dot = start + cutter(rule)(name[start:])
         if dot <= start:
-            raise ValueError(f"the key rule {rule!r} finds no key in {name!r}: give another key=")
+            raise ValueError(f"the key rule {rule!r} finds no key in {name!r}: give another {given('key')}")
     return name[:dot], name[dot + 1 :]
 
 
@@ -172,7 +172,7 @@ def check_extensions(label: str, names: Mapping[str, str], rule: str = FIRST_DOT
         return
     examples = sorted((odd or names).values(), key=len)[-2:]
     shown = " and ".join(map(printable, examples))
-    ways = f'key="{LAST_DOT}", key="{FIRST_DOT}"' if odd else f'key="{LAST_DOT}"'
+    ways = ", ".join(given("key", rule) for rule in ((LAST_DOT, FIRST_DOT) if odd else (LAST_DOT,)))
     raise ArgumentError(
         f"{label}: by the key rule {rule!r} its names have {len(names):,} extensions, such as in {shown}: say "
         f"where keys end by {ways} or a regular expression of the key",
