@@ -36,7 +36,7 @@ def after(epoch: PlannedEpoch, steps: int) -> Position:
     """Return the position after some steps, counted as plainly as can be."""
     size, segments = epoch.block_samples, parsed(epoch.start.segments)
     for number in range(epoch.first_block, epoch.num_blocks):
-        left = epoch.block(number).plan.steps
+        left = epoch.block(number).steps
         if steps < left:
             taken = (epoch.segment(steps),) if steps else ()
             before = segments if number == epoch.first_block else ()
@@ -87,7 +87,7 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
 
     epoch = planned(Rule(kind="tokens", budget=300), World(1), START, 60, lengths=watched)
     batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
-    steps = planned(Rule(kind="tokens", budget=300), World(1), START, 60).block(0).plan.steps
+    steps = planned(Rule(kind="tokens", budget=300), World(1), START, 60).block(0).steps
     for number in range(steps):
         assert next(batches)[0] == number  # the first block is read to its end
         assert both.wait(60)  # though the next one is still in the making

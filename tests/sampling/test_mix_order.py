@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_order import MixOrder
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.permutation import mix_key
 
@@ -19,16 +20,13 @@ Taken = Counter[tuple[int, int, int]]
 """Epoch of the data set, shard and sample, each as often as it comes."""
 
 
-def taken_in_turn(mixture: Mixture, settings: OrderSettings, number: int, total: int) -> Taken:
+def taken_in_turn(counts: np.ndarray, settings: OrderSettings, number: int, total: int) -> Taken:
     """Return the first samples that a data set gives when it is simply played from its start."""
-    own = OrderSettings(
-        shuffle=settings.shuffle, seed=mix_key(settings.seed, number), window=mixture.windows[number],
-        num_canonical_replicas=settings.num_canonical_replicas,
-    )  # fmt: skip
+    own = replace(settings, seed=mix_key(settings.seed, number))
     line: list[tuple[int, int, int]] = []
     epoch = 0
     while len(line) < total:
-        order = epoch_order(mixture.counts[number], own, epoch)
+        order = epoch_order(counts, own, epoch)
         shards, samples = order.locate(np.arange(order.num_samples))
         line += [(epoch, shard, sample) for shard, sample in zip(shards.tolist(), samples.tolist(), strict=True)]
         epoch += 1
@@ -48,20 +46,20 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
     shards: list[list[int]], num_samples: int, lanes: int, shuffle: bool, stratified: bool, seed: int,
     data: st.DataObject,
 ) -> None:  # fmt: skip
-    mixture = Mixture(
-        counts=tuple(np.array(counts) for counts in shards), windows=(4,) * len(shards),
-        weights=tuple(Fraction(data.draw(st.integers(1, 9))) for _ in shards),
-        num_samples=num_samples, stratified=stratified,
-    )  # fmt: skip
+    counts = [np.array(each) for each in shards]
+    weights = [Fraction(data.draw(st.integers(1, 9))) for _ in shards]
     settings = OrderSettings(seed=seed, shuffle=shuffle, window=4, num_canonical_replicas=lanes)
     first = np.cumsum([0, *map(len, shards)])
     taken: list[Taken] = [Counter() for _ in shards]
     for epoch in range(EPOCHS):
-        order = MixOrder(mixture, settings, epoch)
+        order = MixOrder(
+            counts, [4] * len(shards), weights, settings, epoch, num_samples=num_samples, stratified=stratified
+        )
         assert order.num_samples == num_samples
         for part in np.array_split(np.arange(num_samples), 3):
             columns = (*order.locate(part), order.epochs(part))
             for shard, sample, turn in zip(*(column.tolist() for column in columns), strict=True):
                 stream = int(np.searchsorted(first, shard, side="right")) - 1
                 taken[stream][turn, shard - int(first[stream]), sample] += 1
-    assert taken == [taken_in_turn(mixture, settings, *each) for each in enumerate(map(Counter.total, taken))]
+    for number, part in enumerate(taken):
+        assert part == taken_in_turn(counts[number], settings, number, part.total())

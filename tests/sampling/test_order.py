@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_order import MixOrder
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 
 Pairs = list[tuple[int, int]]
@@ -238,11 +238,10 @@ def test_a_setting_that_cannot_work_is_refused_by_name_and_value(
         OrderSettings(**{argument: value})
 
 
-MIX = Mixture(counts=(np.array([3]),), windows=(4,), weights=(Fraction(1),), num_samples=3)
 ORDERS: dict[str, Callable[[Any], object]] = {
     "shard": lambda epoch: epoch_order(np.array([3]), OrderSettings(), epoch),
     "sampler": lambda epoch: epoch_order(np.array([3]), OrderSettings(name="sampler"), epoch),
-    "mix": lambda epoch: MixOrder(MIX, OrderSettings(), epoch),
+    "mix": lambda epoch: MixOrder([np.array([3])], [4], [Fraction(1)], OrderSettings(), epoch, num_samples=3),
 }
 
 

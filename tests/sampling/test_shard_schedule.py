@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.orders import counts_of_shards, order_settings, ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_order import MixOrder
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
 
@@ -91,10 +91,7 @@ def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, E
 
 def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     counts = np.full(30, 40)
-    mixture = Mixture(
-        counts=(counts, counts), windows=(40, 40), weights=(Fraction(1), Fraction(1)), num_samples=2400, stratified=True
-    )
-    order = MixOrder(mixture, OrderSettings(), 0)
+    order = MixOrder((counts, counts), (40, 40), (Fraction(1), Fraction(1)), OrderSettings(), 0, num_samples=2400)
     plan = EpochPlan(num_samples=2400, num_replicas=1, batch_size=8, drop_last=True, drop_last_batch=True)
     uses = list(upcoming(order, plan, rank=0))
     needed = [{use.shard for use in uses if use.first <= batch <= use.last} for batch in range(plan.batches_per_rank)]

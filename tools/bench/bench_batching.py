@@ -128,11 +128,12 @@ def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64
     balance = []
     for number in range(epoch.num_blocks):
         block = epoch.block(number)
-        plan = block.plan
-        owner = np.repeat(np.arange(len(plan.bounds) - 1) % ranks, np.diff(plan.bounds))
-        reads[0, owner // per_node, block.shards[plan.samples]] = True
-        reads[1, np.arange(len(block.shards)) % ranks // per_node, block.shards] = True
-        costs = np.add.reduceat(block.costs[plan.samples], plan.bounds[:-1]).reshape(plan.steps, ranks)
+        owner = np.repeat(np.arange(len(block.bounds) - 1) % ranks, np.diff(block.bounds))
+        reads[0, owner // per_node, block.shards] = True
+        positions = np.arange(number * epoch.block_samples, min((number + 1) * epoch.block_samples, len(lengths)))
+        reads[1, positions % ranks // per_node, order().locate(positions)[0]] = True
+        costs = epoch.rule.costs(block.stops - block.starts)
+        costs = np.add.reduceat(costs, block.bounds[:-1]).reshape(block.steps, ranks)
         balance.append(costs.max(axis=1) / costs.mean(axis=1))
     over = int(reads[0].sum()) / int(reads[1].sum())
     return {"what": kind, "ranks": ranks, "a_node": per_node, "shards": over, "balance": np.concatenate(balance).mean()}

@@ -134,7 +134,7 @@ for ranks in (world // 4, world):
         order=order_of(ranks)[1], world=World(ranks, 8), start=Position(3),
     )
     before, started = peak(), time.process_time()
-    epoch.block(1).of_ranks(range(8), marks=False)
+    epoch.block(1, range(8))
     figures[f"block of {ranks:,} ranks, s"] = time.process_time() - started
     figures[f"block of {ranks:,} ranks, MiB"] = peak() - before
 print(json.dumps(figures))

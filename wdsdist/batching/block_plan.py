@@ -11,7 +11,6 @@ then put into random order.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable
@@ -103,8 +102,6 @@ class BlockPlan:
     bounds: Int64s
     """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
     num_ranks: int
-    repeats: npt.NDArray[np.bool_] | None = None
-    """bool [m]: which are repeated to make the ranks even; ``None`` if ``samples`` tell."""
 
     def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
         """Return the samples of one batch, by their numbers in the block, and the row of each."""
@@ -112,29 +109,17 @@ class BlockPlan:
         part = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
         return self.samples[part], self.rows[part]
 
-    @functools.cached_property
+    @property
     def is_repeated(self) -> npt.NDArray[np.bool_]:
-        """bool [m]: which samples are repeated to make the ranks even."""
-        if self.repeats is not None:
-            return self.repeats
-        repeated = np.ones(len(self.samples), np.bool_)
-        repeated[np.unique(self.samples, return_index=True)[1]] = False
-        return repeated
+        """bool [m]: which samples are repeated to make the ranks even: all but the first of each."""
+        numbers = np.arange(len(self.samples))
+        first = np.empty(int(self.samples.max(initial=0)) + 1, np.int64)
+        first[self.samples[::-1]] = numbers[::-1]  # of several values, the last one stays
+        return first[self.samples] != numbers
 
     def until(self, step: int) -> Int64s:
         """Return the samples of the first steps, by their numbers in the block."""
         return self.samples[: self.bounds[step * self.num_ranks]]
-
-    def after(self, step: int) -> BlockPlan:
-        """Return the rest of the plan after the first steps."""
-        if not step:
-            return self
-        bounds = self.bounds[min(step, self.steps) * self.num_ranks :]
-        cut = int(bounds[0])
-        steps = max(0, self.steps - step)
-        return BlockPlan(
-            steps, self.samples[cut:], self.rows[cut:], bounds - cut, self.num_ranks, self.is_repeated[cut:]
-        )
 
 
 def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> BlockPlan:
@@ -176,45 +161,29 @@ def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) ->
     filled = 1.0 if len(locality.reads) == 1 else FILLED  # a step more is better than reading shards of other nodes
     steps = max(1, -(-total // int(ranks * in_batch * rule.budget * filled)), -(-len(numbers) // (ranks * most)))
     while True:
+        drops = False
         if len(numbers) < ranks * steps:  # each step needs a sample on every rank
-            if rule.drops and rule.kind == "tokens":
-                return _dropping(samples, lengths, rule, world, key, most)
-            more = ranks * steps - len(numbers)
-            numbers = np.concatenate((numbers, np.resize(np.argsort(lengths, kind="stable"), more)))
-        owners, shards = samples.owners[numbers], locality.shards[numbers]
-        dealt = level(locality, lengths[numbers], owners, shards, steps, steps * in_batch * rule.budget)
-        bins = _spread_all(lengths[numbers], dealt, world, steps, in_batch, rule.budget, most)
-        if bins is not None:
+            if rule.drops and rule.kind == "tokens":  # or it goes without the samples that do not fit
+                drops, steps, locality = True, len(numbers) // ranks, Locality.of(samples.owners, samples.shards, world)
+            else:
+                more = ranks * steps - len(numbers)
+                numbers = np.concatenate((numbers, np.resize(np.argsort(lengths, kind="stable"), more)))
+        owners, shards, sizes = samples.owners[numbers], locality.shards[numbers], lengths[numbers]
+        dealt = level(locality, sizes, owners, shards, steps, steps * in_batch * rule.budget)
+        bins = np.full(len(numbers), -1, np.int64)
+        for own in in_parts(sizes, dealt, ranks):
+            if drops:
+                bins[own] = _spread(sizes[own], steps, rule.budget, most, drops=True)
+                continue
+            own_bins = _into_bins(sizes[own], steps * in_batch, rule.budget, most, least=steps)
+            if own_bins is None:
+                break
+            bins[own] = own_bins
+        else:
             break
         steps += 1
-    return _ordered(samples, numbers, dealt, bins, steps, in_batch, world, key)
-
-
-def _dropping(samples: BlockSamples, lengths: Int64s, rule: Rule, world: World, key: int, most: int) -> BlockPlan:
-    """Plan as many steps as there are samples for on every rank, without those that do not fit."""
-    ranks = world.num_replicas
-    steps = len(lengths) // ranks
-    numbers = np.arange(len(lengths))
-    locality = Locality.of(samples.owners, samples.shards, world)
-    dealt = level(locality, lengths, samples.owners, locality.shards, steps, steps * rule.budget)
-    bins = np.full(len(lengths), -1, np.int64)
-    for own in in_parts(lengths, dealt, world.num_replicas):
-        bins[own] = _spread(lengths[own], steps, rule.budget, most, drops=True)
     kept = np.flatnonzero(bins >= 0)
-    return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, 1, world, key)
-
-
-def _spread_all(
-    lengths: Int64s, dealt: Int64s, world: World, steps: int, in_batch: int, budget: int, most: int
-) -> Int64s | None:
-    """Return the bin of each sample, numbered for each rank, or ``None`` if the samples of some rank do not fit."""
-    bins = np.empty(len(lengths), np.int64)
-    for own in in_parts(lengths, dealt, world.num_replicas):
-        own_bins = _into_bins(lengths[own], steps * in_batch, budget, most, least=steps)
-        if own_bins is None:
-            return None
-        bins[own] = own_bins
-    return bins
+    return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, in_batch, world, key)
 
 
 def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int) -> Int64s | None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES
-from wdsdist.batching.block_plan import BlockPlan, BlockSamples, Rule, plan_block
+from wdsdist.batching.block_plan import BlockSamples, Rule, plan_block
 from wdsdist.distributed.run_once import kept_arrays
 from wdsdist.errors import StateError
 from wdsdist.sampling.order import EpochOrder
@@ -82,46 +82,8 @@ def parsed(string: str) -> tuple[Segment, ...]:
     raise StateError(f"the state is damaged: its segments are {string!r}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A planned block: its batches, and where its samples lie."""
-
-    plan: BlockPlan
-    shards: Int64s
-    samples: Int64s
-    epochs: Int64s
-    numbers: Int64s
-    """int64 [n]: the sample of the block that each planned sample, or piece of one, is."""
-    starts: Int64s
-    stops: Int64s
-    """int64 [n]: its tokens."""
-    costs: npt.NDArray[np.float64]
-    """float64 [n]."""
-
-    def of_ranks(self, ranks: range, *, marks: bool) -> NodeBatches:
-        """Return the batches of some ranks; with ``marks``, they mark their repeated samples."""
-        plan = self.plan
-        indices = (np.arange(plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
-        counts = np.diff(plan.bounds)[indices]
-        bounds = np.concatenate(([0], np.cumsum(counts)))
-        at = np.repeat(plan.bounds[indices] - bounds[:-1], counts) + np.arange(bounds[-1])
-        chosen = plan.samples[at]
-        numbers = self.numbers[chosen]
-        return NodeBatches(
-            ranks=np.array(ranks),
-            bounds=bounds,
-            shards=self.shards[numbers],
-            samples=self.samples[numbers],
-            epochs=self.epochs[numbers],
-            rows=plan.rows[at],
-            starts=self.starts[chosen],
-            stops=self.stops[chosen],
-            repeated=plan.is_repeated[at] if marks else np.zeros(0, np.bool_),
-        )
-
-
-class NodeBatches(NamedTuple):
-    """The batches of a block that the ranks of one node make: arrays alone, which processes can hand to each other."""
+class Block(NamedTuple):
+    """The batches of some ranks in a block: arrays alone, which processes can hand to each other."""
 
     ranks: Int64s
     bounds: Int64s
@@ -132,20 +94,20 @@ class NodeBatches(NamedTuple):
     rows: Int64s
     starts: Int64s
     stops: Int64s
-    """int64 [m]: the location of each sample, its row in the batch, and its tokens."""
+    """int64 [m]: the location of each sample, or piece of one, its row in the batch, and its tokens."""
     repeated: npt.NDArray[np.bool_]
-    """bool [m]: which are repeated to make the ranks even; empty if padding is not marked."""
+    """bool [m]: which are repeated to make the ranks even."""
 
     @property
     def steps(self) -> int:
         return (len(self.bounds) - 1) // len(self.ranks)
 
-    def batch(self, step: int, rank: int, *, in_rows: bool) -> BatchPlan:
+    def batch(self, step: int, rank: int, rule: Rule) -> BatchPlan:
         """Return one batch of one rank."""
         index = step * len(self.ranks) + rank - int(self.ranks[0])
         part = slice(int(self.bounds[index]), int(self.bounds[index + 1]))
-        padding = self.repeated[part] if len(self.repeated) else None
-        pieces = Pieces(self.rows[part], self.starts[part], self.stops[part]) if in_rows else None
+        padding = self.repeated[part] if rule.mark_padding else None
+        pieces = Pieces(self.rows[part], self.starts[part], self.stops[part]) if rule.has_rows else None
         return BatchPlan(self.shards[part], self.samples[part], self.epochs[part], padding, pieces)
 
 
@@ -192,7 +154,7 @@ class PlannedEpoch:
     start: Position
     about: str = ""
     """All that the plan depends on besides these, such as the values of the lengths: for results that a node keeps."""
-    _planned: dict[tuple[int, range], Future[NodeBatches]] = field(default_factory=dict, repr=False, compare=False)
+    _planned: dict[tuple[int, range], Future[Block]] = field(default_factory=dict, repr=False, compare=False)
     """The block that is read, and the next one, which may be under way."""
     _planner: Any = field(default_factory=lambda: ThreadPoolExecutor(1, "wdsdist-plan"), repr=False, compare=False)
     """One thread plans all blocks: orders and columns cache their last lookup, and are not thread-safe."""
@@ -239,14 +201,14 @@ class PlannedEpoch:
 
     # Blocks, planned once in each process, or on each node.
 
-    def node_batches(self, number: int, rank: int) -> NodeBatches:
+    def node_batches(self, number: int, rank: int) -> Block:
         """Return the batches of a block that the node of a rank makes; of the first block, the rest."""
         for before in list(self._planned):
             if before[0] < number:
                 self._planned.pop(before, None)
         return self.plan_ahead(number, rank).result()
 
-    def plan_ahead(self, number: int, rank: int) -> Future[NodeBatches]:
+    def plan_ahead(self, number: int, rank: int) -> Future[Block]:
         """Begin to plan a block, unless that has begun; return the batches that the node of a rank makes of it."""
         key = number, self.world.node_of(rank)
         with self._planning:
@@ -254,13 +216,10 @@ class PlannedEpoch:
                 self._planned[key] = self._planner.submit(self._plan, *key)
             return self._planned[key]
 
-    def _plan(self, number: int, ranks: range) -> NodeBatches:
-        def plan() -> NodeBatches:
-            return self.block(number).of_ranks(ranks, marks=self.rule.mark_padding)
-
+    def _plan(self, number: int, ranks: range) -> Block:
         if self.block_samples < _SHARED:
-            return plan()
-        return NodeBatches(**kept_arrays(f"{self._identity} {number} {ranks}", lambda: plan()._asdict()))
+            return self.block(number, ranks)
+        return Block(**kept_arrays(f"{self._identity} {number} {ranks}", lambda: self.block(number, ranks)._asdict()))
 
     def _is_to_come(self, number: int, rank: int) -> bool:
         """Whether a block is neither planned nor behind the one that is read; the first block never is."""
@@ -275,7 +234,7 @@ class PlannedEpoch:
     def steps(self) -> Iterator[int]:
         """Yield the steps of each block that is left."""
         for number in range(self.first_block, self.num_blocks):
-            yield self.block(number).plan.steps
+            yield self.block(number, range(1)).steps
 
     def batches(
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
@@ -293,7 +252,7 @@ class PlannedEpoch:
             fill = int(tokens.sum()) / max(1, int(room.sum()))
             for step in range(block.steps):
                 if (first + step) // group % num_workers == worker:
-                    batch = block.batch(step, rank, in_rows=self.rule.has_rows)
+                    batch = block.batch(step, rank, self.rule)
                     position = self._position_after(number, step + 1, block.steps, rank)
                     reached = Reached(position, len(batch.shards), fill)
                     yield first + step, batch._replace(reached=reached)
@@ -329,7 +288,7 @@ class PlannedEpoch:
             uses: dict[int, list[int]] = {}
             for step in range(block.steps):
                 if first + step >= batch:
-                    for shard in np.unique(block.batch(step, rank, in_rows=False).shards).tolist():
+                    for shard in np.unique(block.batch(step, rank, self.rule).shards).tolist():
                         uses.setdefault(shard, [first + step, first + step])[1] = first + step
             yield from (Use(batches[0], batches[1], shard) for shard, batches in uses.items())
             first += block.steps
@@ -346,10 +305,10 @@ class PlannedEpoch:
             return False
         return not any(replace(self, start=position).steps())
 
-    def block(self, number: int) -> Block:
-        """Plan the batches of a block for all ranks of this world; of the first block, those that are left.
+    def block(self, number: int, ranks: range | None = None) -> Block:
+        """Plan a block for all ranks of this world; return the batches that ``ranks`` make, by default all of them.
 
-        Raises `StateError` if more steps were taken of it than it has.
+        The first block has the batches that are left. Raises `StateError` if more steps were taken of it than it has.
         """
         first = number * self.block_samples
         positions = np.arange(first, min(first + self.block_samples, self.num_samples), dtype=np.int64)
@@ -359,7 +318,6 @@ class PlannedEpoch:
         lengths = self.lengths(shards, samples).astype(np.int64)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts
-        costs = self.rule.costs(sizes)
         buckets = None if self.buckets is None else self.buckets(shards, samples)
         left = np.arange(len(numbers))
         is_last = number == self.num_blocks - 1
@@ -373,7 +331,7 @@ class PlannedEpoch:
             of = numbers[chosen]
             known = BlockSamples(
                 np.minimum(sizes[chosen], segment.budget) if segment.budget else sizes[chosen],
-                costs[chosen],
+                self.rule.costs(sizes[chosen]),
                 positions[of] % segment.num_replicas,
                 None if buckets is None else buckets[of],
                 shards[of],
@@ -387,8 +345,24 @@ class PlannedEpoch:
                 )
             if turn < len(worlds) - 1:
                 left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
-        plan = plan.after(worlds[-1].steps)
-        return Block(plan, shards, samples, epochs, numbers[chosen], starts[chosen], stops[chosen], costs[chosen])
+        ranks = range(plan.num_ranks) if ranks is None else ranks
+        batches = (np.arange(segment.steps, plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
+        counts = np.diff(plan.bounds)[batches]
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        at = np.repeat(plan.bounds[batches] - bounds[:-1], counts) + np.arange(bounds[-1])
+        pieces = chosen[plan.samples[at]]
+        of = numbers[pieces]
+        return Block(
+            ranks=np.array(ranks),
+            bounds=bounds,
+            shards=shards[of],
+            samples=samples[of],
+            epochs=epochs[of],
+            rows=plan.rows[at],
+            starts=starts[pieces],
+            stops=stops[pieces],
+            repeated=plan.is_repeated[at],
+        )
 
     def _pieces(self, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the samples of a block in pieces, of which a long document has several: number, start and stop."""

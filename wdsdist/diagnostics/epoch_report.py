@@ -167,30 +167,27 @@ def _planned(plan: PlannedEpoch, nodes: list[range], num_shards: int) -> tuple[d
     """Return the figures of planned batches, by the lengths of their samples, and the shards that each node opens."""
     node_of = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
     opened = np.zeros((len(nodes), num_shards), np.bool_)
-    steps = samples = dropped = repeated = tokens = room = 0
+    steps = samples = used = repeated = tokens = room = 0
     balance = 0.0
     for number in range(plan.first_block, plan.num_blocks):
         block = plan.block(number)
-        bounds, chosen = block.plan.bounds, block.plan.samples
-        counts = np.diff(bounds)
+        counts = np.diff(block.bounds)
         batches = np.repeat(np.arange(len(counts)), counts)
-        opened[node_of[batches % block.plan.num_ranks], block.shards[block.numbers[chosen]]] = True
-        is_used = np.zeros(len(block.numbers), np.bool_)
-        is_used[chosen] = True
-        whole = np.setdiff1d(block.numbers[is_used], block.numbers[~is_used])
-        dropped += len(block.shards) - len(whole)
-        repeated += len(chosen) - int(is_used.sum())
-        samples += len(chosen)
-        useful, fitting = tokens_and_room(bounds, (block.stops - block.starts)[chosen], plan.rule)
+        opened[node_of[batches % len(node_of)], block.shards] = True
+        samples += len(block.shards)
+        repeated += int(block.repeated.sum())
+        used += int((~block.repeated & (block.starts == 0)).sum())  # a sample has all of its pieces, or none
+        sizes = block.stops - block.starts
+        useful, fitting = tokens_and_room(block.bounds, sizes, plan.rule)
         tokens, room = tokens + int(useful.sum()), room + int(fitting.sum())
-        costs = np.bincount(batches, block.costs[chosen], len(counts)).reshape(block.plan.steps, block.plan.num_ranks)
+        costs = np.bincount(batches, plan.rule.costs(sizes), len(counts)).reshape(block.steps, len(node_of))
         mean, most = costs.mean(axis=1), costs.max(axis=1, initial=0)
         balance += float(np.divide(most, mean, out=np.ones(len(mean)), where=mean > 0).sum())
-        steps += block.plan.steps
+        steps += block.steps
     figures = {
         "batches_per_rank": steps,
         "samples_per_rank": samples / len(node_of),
-        "samples_dropped": dropped,
+        "samples_dropped": plan.num_samples - plan.start.consumed - used,
         "samples_repeated": repeated,
         "fill": tokens / max(1, room),
         "balance": balance / max(1, steps),

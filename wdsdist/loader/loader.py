@@ -284,11 +284,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
         known = self._worker_dataset.order_config
         is_known = known.manifest is config.manifest
-        if self._iterator is not None and self.num_workers:
-            from wdsdist.loader.ipc.workers import has_lost_workers
-
-            if not is_known or has_lost_workers(self._iterator):
-                self._stop_workers(self._iterator)
+        if self._iterator is not None and (not is_known or self._iterator.has_lost_workers()):
+            self._stop_workers(self._iterator)
         if not is_known:
             self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
 
@@ -331,12 +328,10 @@ class StreamingDataLoader(DataLoader[BatchT]):
         )
         return iterate(groups, self.dataset.identity().rank)
 
-    def _stop_workers(self, messages: Iterator[Any]) -> None:
+    def _stop_workers(self, messages: Any) -> None:
         """End the worker processes behind ``messages`` now; the next iteration starts new ones."""
         if self.num_workers:
-            from wdsdist.loader.ipc.workers import end_workers
-
-            end_workers(messages)
+            messages.end()
         self._iterator = None
 
 

@@ -20,7 +20,7 @@ from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
-from wdsdist.sampling.mix_order import MixOrder, Mixture
+from wdsdist.sampling.mix_order import MixOrder, settings_of_each
 from wdsdist.sampling.order import Order, OrderSettings, default_window
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.shards import open as catalog
@@ -156,21 +156,15 @@ class MixedOrderConfig(OrderConfig):
         return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
 
     def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
-        parts = zip(self.manifest.parts, self._mixture.settings_of_each(settings), strict=True)
+        parts = zip(self.manifest.parts, settings_of_each(settings, self.windows), strict=True)
         return sum(OrderConfig(manifest=part).bytes_at_once(own, identity, ranks) for part, own in parts)
 
     def _order(self, settings: OrderSettings, epoch: int) -> Order:
-        return MixOrder(self._mixture, settings, epoch)
-
-    @property
-    def _mixture(self) -> Mixture:
-        return Mixture(
-            counts=tuple(part.counts for part in self.manifest.parts),
-            windows=self.windows,
-            weights=self.weights,
-            num_samples=self.num_samples,
-            stratified=self.stratified,
-        )
+        counts = [part.counts for part in self.manifest.parts]
+        return MixOrder(
+            counts, self.windows, self.weights, settings, epoch,
+            num_samples=self.num_samples, stratified=self.stratified,
+        )  # fmt: skip
 
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,50 +15,45 @@ from wdsdist.sampling.permutation import mix_key
 from wdsdist.sampling.weighted_interleave import Deal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """Data sets, whose shards lie one after another on one line, and their shares of a mix."""
-
-    counts: tuple[Int64s, ...]
-    """int64 [shards] for each data set: samples in each shard."""
-    windows: tuple[int, ...]
-    """The most samples that a lane of each data set shuffles together."""
-    weights: tuple[Fraction, ...]
-    """The share of each data set; they need not sum to 1."""
-    num_samples: int
-    """Samples in an epoch of the mix."""
-    stratified: bool = True
-    """Whether each batch has its share of each data set; otherwise the shares of batches vary as random draws do."""
-
-    def settings_of_each(self, settings: OrderSettings) -> list[OrderSettings]:
-        """Return the settings of each data set's own order. The window of the mix is the largest of all windows."""
-        return [
-            dataclasses.replace(settings, seed=mix_key(settings.seed, number), window=min(window, settings.window))
-            for number, window in enumerate(self.windows)
-        ]
-
-
 class MixOrder:
     """One epoch of a mix. A data set goes on from its position at the end of the epoch before.
 
     Memory grows with the shards of the data sets and with the lanes; time grows, besides, with the number of epochs of
     the data sets among the positions that are asked for.
+
+    Args:
+        counts: int64 [shards] for each data set, whose shards lie one after another on one line: samples in each shard.
+        windows: the most samples that a lane of each data set shuffles together.
+        weights: the share of each data set; they need not sum to 1.
+        settings: of the mix; its window is the largest of all windows.
+        epoch: which epoch.
+        num_samples: samples in an epoch of the mix.
+        stratified: whether each batch has its share of each data set, or as random draws do.
     """
 
-    def __init__(self, mixture: Mixture, settings: OrderSettings, epoch: int) -> None:
-        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        self.num_samples = mixture.num_samples
-        self._deal = Deal(
-            mixture.weights,
-            num_samples=mixture.num_samples,
+    def __init__(
+        self,
+        counts: Sequence[Int64s],
+        windows: Sequence[int],
+        weights: Sequence[Fraction],
+        settings: OrderSettings,
+        epoch: int,
+        *,
+        num_samples: int,
+        stratified: bool = True,
+    ) -> None:
+        self.num_samples = num_samples
+        self._deal = deal = Deal(
+            weights,
+            num_samples=num_samples,
             lanes=settings.num_canonical_replicas,
             seed=settings.seed,
-            epoch=epoch,
-            stratified=mixture.stratified,
+            epoch=check_integer("epoch", epoch, 0, 2**63 - 1),
+            stratified=stratified,
         )
-        each = mixture.counts, mixture.settings_of_each(settings), self._deal.starts, self._deal.counts
-        self._parts = [VirtualOrder(*part) for part in zip(*each, strict=True)]
-        self._first_shards = np.cumsum([0, *map(len, mixture.counts)])
+        each = zip(counts, settings_of_each(settings, windows), deal.starts, deal.counts, strict=True)
+        self._parts = [VirtualOrder(*part) for part in each]
+        self._first_shards = np.cumsum([0, *map(len, counts)])
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         shards, samples = np.empty_like(positions), np.empty_like(positions)
@@ -80,3 +74,11 @@ class MixOrder:
         for part in np.unique(parts).tolist():
             chosen = np.flatnonzero(parts == part)
             yield part, chosen, numbers[chosen]
+
+
+def settings_of_each(settings: OrderSettings, windows: Sequence[int]) -> list[OrderSettings]:
+    """Return the settings of the own order of each data set of a mix, in which each has a window."""
+    return [
+        replace(settings, seed=mix_key(settings.seed, number), window=min(window, settings.window))
+        for number, window in enumerate(windows)
+    ]

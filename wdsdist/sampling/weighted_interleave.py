@@ -101,9 +101,11 @@ class Deal:
             self.starts[node], self.counts[node] = start, count
             return node
         key = mix_key(seed, *path)
-        before, phase = _left_before(node.share, start, key)
+        numerator, denominator = node.share.as_integer_ratio()
+        # The places before the epoch that go left, and the phase that goes on with.
+        before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
         lane_order = _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS))
-        split = _Split.of(node.share, phase, count, lane_order)
+        split = _Split(node.share, phase, count, lane_order)
         for side, child, first, size in (
             (0, node.left, before, split.left_count),
             (1, node.right, start - before, count - split.left_count),
@@ -137,75 +139,51 @@ class Deal:
         return np.where(in_rows, moved, row) * self.lanes + lane
 
 
-def _left_before(share: Fraction, start: int, key: int) -> tuple[int, int]:
-    """Return how many of the places of a fork before ``start`` go left, and the phase that goes on with."""
-    numerator, denominator = share.as_integer_ratio()
-    return divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
-
-
-@dataclass(frozen=True, slots=True)
 class _Split:
-    """One inner node of the tree in one epoch: which of its places go left, and the number of each on its side."""
+    """One inner node of the tree in one epoch: which of its places go left, and the number of each on its side.
 
-    numerator: int
-    denominator: int
-    """The share of the left side is ``numerator / denominator``."""
-    tail_phase: int
-    """Phase of the places below the last whole row, in ``range(denominator)``."""
-    left_count: int
-    """Places that go left."""
-    rows: int
-    """Whole rows among the places."""
-    lane_phases: Int64s
-    """int64 [lanes]: the phase of each lane, in ``range(denominator)``."""
-    whole_rows: tuple[int, int]
-    """For left and right: the rows there to which every lane has sent a place."""
-    rank_after: tuple[Int64s, Int64s]
-    """int64 [lanes], for left and right: where a lane's one place more stands behind those rows."""
-    children: list[_Split | int]
+    Args:
+        share: of the left side.
+        phase: of the places below the last whole row, in ``range(denominator)``.
+        count: places.
+        lane_order: int64 [lanes]: the order in which lanes take turns.
 
-    @classmethod
-    def of(cls, share: Fraction, phase: int, count: int, lane_order: Int64s) -> _Split:
-        """Split ``count`` places; ``lane_order`` says in which order lanes take turns.
+    >>> split = _Split(Fraction(1, 2), 0, 7, np.array([0, 1]))  # the example above
+    >>> goes_left, numbers = split.split(np.arange(7))
+    >>> goes_left.astype(int).tolist(), numbers.tolist()
+    ([0, 1, 1, 0, 0, 1, 0], [0, 1, 0, 1, 2, 2, 3])
+    """
 
-        >>> split = _Split.of(Fraction(1, 2), 0, 7, np.array([0, 1]))  # the example above
-        >>> goes_left, numbers = split.split(np.arange(7))
-        >>> goes_left.astype(int).tolist(), numbers.tolist()
-        ([0, 1, 1, 0, 0, 1, 0], [0, 1, 0, 1, 2, 2, 3])
-        """
-        numerator, denominator = share.as_integer_ratio()
+    def __init__(self, share: Fraction, phase: int, count: int, lane_order: Int64s) -> None:
+        self._numerator, self._denominator = share.as_integer_ratio()
+        self._tail_phase = phase
+        self.left_count = (count * self._numerator + phase) // self._denominator
+        """Places that go left."""
+        self.children: list[_Split | int] = []
         lanes = len(lane_order)
-        rows = count // lanes
-        lane_phases = (lane_order * denominator + phase) // lanes
-        sent_left = _taken(np.int64(rows), numerator, denominator, lane_phases)
+        self._rows = count // lanes
+        self._lane_phases = (lane_order * self._denominator + phase) // lanes
+        sent_left = _taken(np.int64(self._rows), self._numerator, self._denominator, self._lane_phases)
+        # For left and right: the rows there to which every lane has sent a place. Lanes that send one place more than
+        # others do not fill a row: these places are numbered one after another.
         whole = int(sent_left.min())
-        # Lanes that send one place more than others do not fill a row: these places are numbered one after another.
         one_more = sent_left > whole
-        return cls(
-            numerator,
-            denominator,
-            phase,
-            (count * numerator + phase) // denominator,
-            rows,
-            lane_phases,
-            (whole, rows - whole - 1),
-            (np.cumsum(one_more) - 1, np.cumsum(~one_more) - 1),
-            [],
-        )
+        self._whole_rows = whole, self._rows - whole - 1
+        self._rank_after = np.cumsum(one_more) - 1, np.cumsum(~one_more) - 1
 
     def split(self, places: Int64s) -> tuple[npt.NDArray[np.bool_], Int64s]:
         """Return which places go left, and the number of each among the places of its side."""
-        lanes = len(self.lane_phases)
+        lanes = len(self._lane_phases)
         row, lane = np.divmod(places, lanes)
-        in_rows = row < self.rows
+        in_rows = row < self._rows
         # A lane counts its own places, which are the rows; the places below whole rows are counted all together.
         step = np.where(in_rows, row, places)
-        phase = np.where(in_rows, self.lane_phases[lane], self.tail_phase)
-        left_before = _taken(step, self.numerator, self.denominator, phase)
-        goes_left = _taken(step + 1, self.numerator, self.denominator, phase) > left_before
+        phase = np.where(in_rows, self._lane_phases[lane], self._tail_phase)
+        left_before = _taken(step, self._numerator, self._denominator, phase)
+        goes_left = _taken(step + 1, self._numerator, self._denominator, phase) > left_before
         own_row = np.where(goes_left, left_before, step - left_before)
-        whole_rows = np.where(goes_left, *self.whole_rows)
-        rank_after = np.where(goes_left, *(ranks[lane] for ranks in self.rank_after))
+        whole_rows = np.where(goes_left, *self._whole_rows)
+        rank_after = np.where(goes_left, *(ranks[lane] for ranks in self._rank_after))
         in_order = own_row * lanes + np.where(own_row == whole_rows, rank_after, lane)
         return goes_left, np.where(in_rows, in_order, own_row)
 

@@ -5,13 +5,14 @@ A message costs more than making a small batch, so small batches are sent in gro
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
-from wdsdist.loader.ipc.slots import SlotTable, SlotWriter
+from wdsdist.loader.ipc.slots import SlotTable
+from wdsdist.samples.collate import gather
+
+_WAYS_OUT = "lower batch_size, num_workers or prefetch_factor"
 
 _SPARE_SLOTS = 2
 """For each worker, beyond the batches that it makes ahead: the batches that a training loop usually holds."""
@@ -21,6 +22,12 @@ _CAUTION = 4
 
 _LONG_PICKLE = 8 << 10
 """Bytes of a batch's pickle from which it travels in a slot as well."""
+
+_ALIGNMENT = 64
+_SMALL = 8 << 20
+"""Bytes up to which a slot grows whatever batches were like before."""
+_OUTLIER = 4
+"""Times the mean size at which a batch is not worth a slot of its size."""
 
 _MOST_BATCHES = 32
 _MOST_BYTES, _MOST_REMOTE_BYTES = 16 << 20, 2 << 20
@@ -55,15 +62,9 @@ class Channel:
         """Batches that a worker sends together: 1 if memory is short."""
         self._table = table
 
-    def sender(self, worker: int) -> Callable[[Any], Parcel]:
-        """Return a worker's function from a group to the form in which it is sent.
-
-        The function raises `SharedMemoryError` if a slot for the group does not fit into memory.
-        """
-        return functools.partial(_send, SlotWriter(self._table, worker))
-
-
-_WAYS_OUT = "lower batch_size, num_workers or prefetch_factor"
+    def sender(self, worker: int) -> Sender:
+        """Return what brings the batches of a worker into the form in which they are sent."""
+        return Sender(self._table, worker)
 
 
 class Parcel:
@@ -78,25 +79,48 @@ class Parcel:
         return _unpacked, self._contents
 
 
-def _send(writer: SlotWriter, batch: Any) -> Parcel:
-    try:
-        rest, pieces = seal(batch)
-    except Exception as error:  # each type that does not pickle raises its own
-        raise ArgumentError(
-            f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what pickles, "
-            f"such as tensors, numbers and strings"
-        ) from error
-    if len(rest) > _LONG_PICKLE:
-        pieces.append([rest])
-        rest = b""
-    sizes = [sum(map(len, piece)) for piece in pieces]
-    try:
-        written = writer.write(pieces, sizes)
-    except SharedMemoryError as error:
-        raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
-    if written is None:
-        return Parcel(rest, [bytearray().join(piece) for piece in pieces])
-    return Parcel(rest, sizes, writer.token, *written)
+class Sender:
+    """Writes the batches of one worker to its slots, as far as they fit."""
+
+    def __init__(self, table: SlotTable, worker: int) -> None:
+        self._table = table
+        self._worker = worker
+        self._mean = 0.0
+
+    def __call__(self, batch: Any) -> Parcel:
+        """Return a batch in the form in which it is sent, with a copy of its buffers.
+
+        They travel in the message itself if all slots are held, or if the batch is so much larger than the others that
+        its slot would lie idle from then on. Raises `SharedMemoryError` if a slot for it does not fit into memory.
+        """
+        try:
+            rest, pieces = seal(batch)
+        except Exception as error:  # each type that does not pickle raises its own
+            raise ArgumentError(
+                f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what "
+                f"pickles, such as tensors, numbers and strings"
+            ) from error
+        if len(rest) > _LONG_PICKLE:
+            pieces.append([rest])
+            rest = b""
+        sizes = [sum(map(len, piece)) for piece in pieces]
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        usual = self._mean or end
+        self._mean = usual + (end - usual) / 16
+        try:
+            taken = self._table.take(self._worker, max(end, 1), max(_SMALL, _OUTLIER * usual))
+        except SharedMemoryError as error:
+            raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
+        if taken is None:
+            return Parcel(rest, [bytearray().join(piece) for piece in pieces])
+        slot, memory = taken
+        with memoryview(memory) as view:
+            for piece, start, size in zip(pieces, starts, sizes, strict=True):
+                gather(piece, view[start : start + size])
+        return Parcel(rest, sizes, self._table.token, slot, len(memory), starts)
 
 
 def _unpacked(

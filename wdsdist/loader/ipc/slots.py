@@ -11,25 +11,15 @@ import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.shared_memory import AnonymousMemory
-from wdsdist.loader.ipc.envelope import Piece
-from wdsdist.samples.collate import gather
 
 _STRIDE = 1 << 36
 """Bytes of the sparse file that each slot may grow to use; only what batches have needed is in memory."""
-
-_ALIGNMENT = 64
-_SMALL = 8 << 20
-"""Bytes up to which a slot grows whatever batches were like before."""
-
-_OUTLIER = 4
-"""Times the mean size at which a batch is not worth a slot of its size."""
 
 _numbers = itertools.count()
 _tables: weakref.WeakValueDictionary[tuple[int, int], SlotTable] = weakref.WeakValueDictionary()
@@ -101,34 +91,3 @@ def _release(taken: mmap.mmap, slot: int, owner: int) -> None:
     # A forked child inherits batches, and drops them while its parent still reads.
     if os.getpid() == owner:
         taken[slot] = 0
-
-
-class SlotWriter:
-    """Writes the batches of one worker to its slots."""
-
-    def __init__(self, table: SlotTable, worker: int) -> None:
-        self.token = table.token
-        self._table = table
-        self._worker = worker
-        self._mean = 0.0
-
-    def write(self, pieces: Sequence[Piece], sizes: Sequence[int]) -> tuple[int, int, list[int]] | None:
-        """Copy pieces into a free slot.
-
-        Returns the slot, its capacity and the start of each piece; ``None`` if the batch must travel in another way:
-        all slots are held, or it is so much larger than the others that its slot would lie idle from then on.
-        """
-        starts, end = [], 0
-        for size in sizes:
-            starts.append(end)
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        usual = self._mean or end
-        self._mean = usual + (end - usual) / 16
-        taken = self._table.take(self._worker, max(end, 1), max(_SMALL, _OUTLIER * usual))
-        if taken is None:
-            return None
-        slot, memory = taken
-        with memoryview(memory) as view:
-            for piece, start, size in zip(pieces, starts, sizes, strict=True):
-                gather(piece, view[start : start + size])
-        return slot, len(memory), starts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -80,7 +79,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             super().__init__(loader)
         except BaseException:  # torch would leave the workers that it has started, and fail to end them
             self._shutdown = True
-            _kill_workers(self)
+            self._kill()
             raise
         self._workers_done_event: Any = _ShutdownEvent(self._workers_done_event, self._workers, self._index_queues)
 
@@ -108,8 +107,26 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             if has_come or time.monotonic() >= end:
                 return answer
 
+    def has_lost_workers(self) -> bool:
+        """Return whether one of the workers has died."""
+        return not all(worker.is_alive() for worker in self._workers)
 
-def iterate(groups: DataLoader[Any], rank: int) -> Iterator[Any]:
+    def end(self) -> None:
+        """End the workers now."""
+        if self.has_lost_workers():
+            self._kill()  # the others may wait for a lock that is lost
+        self._shutdown_workers()  # type: ignore[no-untyped-call]
+
+    def _kill(self) -> None:
+        # Not all attributes need to exist yet.
+        if getattr(self, "_worker_pids_set", False):  # torch's handler must not see them die
+            _remove_worker_pids(id(self))
+            self._worker_pids_set = False
+        for worker in getattr(self, "_workers", ()):
+            worker.kill()
+
+
+def iterate(groups: DataLoader[Any], rank: int) -> WorkersIterator:
     """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
 
     Raises `SharedMemoryError` if the locks of their queues cannot be made, and `StorageError` if too many files are
@@ -128,28 +145,3 @@ def iterate(groups: DataLoader[Any], rank: int) -> Iterator[Any]:
                 f"that is writable and has room (--shm-size), or pass num_workers=0"
             ) from error
         raise
-
-
-def has_lost_workers(batches: Any) -> bool:
-    """Return whether one of the workers behind torch's iterator has died."""
-    return isinstance(batches, _MultiProcessingDataLoaderIter) and not all(
-        worker.is_alive() for worker in batches._workers
-    )
-
-
-def end_workers(batches: Any) -> None:
-    """End the workers behind torch's iterator now."""
-    if not isinstance(batches, _MultiProcessingDataLoaderIter):
-        return
-    if has_lost_workers(batches):
-        _kill_workers(batches)  # the others may wait for a lock that is lost
-    batches._shutdown_workers()
-
-
-def _kill_workers(batches: _MultiProcessingDataLoaderIter) -> None:
-    """Kill the workers of an iterator, which need not have all of its attributes yet."""
-    if getattr(batches, "_worker_pids_set", False):  # torch's handler must not see them die
-        _remove_worker_pids(id(batches))
-        batches._worker_pids_set = False
-    for worker in getattr(batches, "_workers", ()):
-        worker.kill()
