@@ -205,15 +205,6 @@ def test_every_sample_is_in_one_shard_and_every_shard_keeps_the_limits(
         assert size + sizes[following[0]] > room or len(shard) == limit
 
 
-def test_a_seed_decides_the_order_and_none_keeps_it() -> None:
-    def order(seed: int | None) -> list[int]:
-        return make_plan(np.full(100, 512), shuffle_seed=seed, shard_bytes=4096, shard_samples=None).order.tolist()
-
-    assert order(None) == list(range(100))
-    assert order(0) == order(0) != order(1)
-    assert order(0) != order(None)
-
-
 def test_the_order_of_a_seed_never_changes() -> None:
     # Data sets packed by one version must be continued by the next one: a new order needs a new record version.
     plan = make_plan(np.full(10, 512), shuffle_seed=0, shard_bytes=10**6, shard_samples=None)
