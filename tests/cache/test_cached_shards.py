@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
+import signal
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +21,7 @@ from tests.cache.conftest import SAMPLES, SHARDS, SIZE, member
 from tests.support.damage import flip
 from tests.support.heard import heard
 from tests.support.policies import use_policy
+from tests.support.programs import command
 from tests.support.sources import Shards
 from tests.support.stores import used, watched
 from tests.support.tars import plain_tar
@@ -255,3 +261,49 @@ def test_what_is_fetched_ahead_ends_between_requests_once_nobody_goes_on(web: We
     web.bytes_of.clear()
     assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: False)  # type: ignore[attr-defined]
     assert tar_bytes(web) == 0
+
+
+class Job:
+    """A process that reads all shards in batches of some, in an order of its own."""
+
+    def __init__(self, url: str, folder: Path, limit: int, seed: int) -> None:
+        program = command("reading_job", url, folder, limit, seed, 2)
+        self.process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+
+    def cost(self) -> dict[str, int]:
+        with self.process as running:  # which closes its end of the pipe
+            assert running.stdout is not None
+            cost: dict[str, int] = json.loads(running.stdout.read())
+        assert self.process.returncode == 0
+        return cost
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def limit(remote: Manifest) -> int:
+    return 3 * room_of(int(remote.sizes[0]), 8000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_jobs_share_a_cache_and_killed_ones_leave_nothing_that_hurts(
+    web: Web, tmp_path: Path, limit: int, is_limited: bool
+) -> None:
+    folder, chance = tmp_path / "cache", random.Random(0)
+    with watched(lambda: used(folder)) as use:
+        for _ in range(2):
+            jobs = [Job(web.url, folder, limit if is_limited else 0, seed) for seed in range(3)]
+            for job in jobs:
+                assert job.process.stdout is not None
+                assert job.process.stdout.readline() == "ready\n"
+            time.sleep(chance.uniform(0, 0.15))  # at any moment: no event marks it
+            jobs.pop(0).kill()
+            for job in jobs:
+                job.cost()
+    if is_limited:
+        assert max(use) <= limit
+    else:
+        assert tar_bytes(web) <= 2 * sum(path.stat().st_size for path in web.folder.glob("*.tar"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.memory_store import MemoryStore
-from tests.support.orders import ordered
+from tests.support.orders import counts_of_shards, order_settings, ordered
 from tests.support.policies import use_policy
 from wdsdist._util.array_types import Int64s
 from wdsdist.batching.block_plan import Rule
@@ -44,17 +44,11 @@ class Epoch:
 
 @st.composite
 def epochs(draw: st.DrawFn, name: Any = None) -> Epoch:
-    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any))
-    ranks = draw(st.integers(1, 6))
-    settings = OrderSettings(
-        name=name or draw(st.sampled_from(["shard", "sampler"])),
-        shuffle=draw(st.booleans()),
-        seed=draw(st.integers(0, 1000)),
-        window=draw(st.integers(1, 60)),
-        num_canonical_replicas=draw(st.integers(1, 8)),
-    )
+    counts, ranks, settings = draw(counts_of_shards), draw(st.integers(1, 6)), draw(order_settings)
+    if name is not None:
+        settings = replace(settings, name=name)
     plan = EpochPlan(
-        num_samples=sum(counts), num_replicas=ranks, batch_size=draw(st.integers(1, 10)), drop_last=False,
+        num_samples=int(counts.sum()), num_replicas=ranks, batch_size=draw(st.integers(1, 10)), drop_last=False,
         drop_last_batch=draw(st.booleans()), epoch=3,
     )  # fmt: skip
     return Epoch(counts, ranks, draw(st.integers(1, 3)), settings, plan)

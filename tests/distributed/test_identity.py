@@ -175,12 +175,6 @@ class TestBrokenEnvironments:
                 identity()
             monkeypatch.delenv(name)
 
-    @pytest.mark.parametrize("value", ["", " ", "x", "4,", "4(x)", "-4", "9" * 5000, f"4(x{'9' * 5000})"])
-    def test_tasks_of_nodes_that_slurm_does_not_write_are_named(self, launch: Launch, value: str) -> None:
-        launch({**SLURM, "SLURM_STEP_TASKS_PER_NODE": value})
-        with pytest.raises(ArgumentError, match=r"^SLURM_STEP_TASKS_PER_NODE is '.*': it must read as"):
-            identity()
-
     @pytest.mark.parametrize(
         ("environment", "message"),
         [
@@ -191,10 +185,11 @@ class TestBrokenEnvironments:
             ({**SLURM, "SLURM_PROCID": "11"}, "SLURM_PROCID is 11 but SLURM_STEP_NUM_TASKS is 11: ranks begin"),
             ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4 but OMPI_COMM_WORLD_SIZE is 4"),
             ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0: ranks"),
-            ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2"}, r"SLURM_STEP_TASKS_PER_NODE is '4\(x2'"),
+            *(({**SLURM, "SLURM_STEP_TASKS_PER_NODE": value}, "^SLURM_STEP_TASKS_PER_NODE is '.*': it must read as")
+              for value in ("", " ", "x", "4,", "4(x)", "4(x2", "-4", "9" * 5000, f"4(x{'9' * 5000})")),
             ({**SLURM, "SLURM_NODEID": "3"}, r"SLURM_NODEID is 3 but .* names 3 nodes"),
         ],
-    )
+    )  # fmt: skip
     def test_a_contradiction_is_explained(self, launch: Launch, environment: dict[str, str], message: str) -> None:
         launch(environment)
         with pytest.raises(ArgumentError, match=message):

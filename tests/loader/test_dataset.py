@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, random_split
+from torch.utils.data import random_split
 
 import wdsdist
 from tests.support.damage import open_files_limited
@@ -69,18 +68,6 @@ def test_set_epoch_chooses_the_epoch_and_without_it_the_same_one_comes_again(sha
     second = classes(dataset)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(TOTAL))
-
-
-def test_a_foreign_loader_with_persistent_workers_follows_set_epoch(shards: Path) -> None:
-    dataset = StreamingDataset(shards, decode=True, fields=("cls",), batch_size=8)
-    loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
-    found = []
-    for epoch in (0, 1, 0, 0, 1):
-        dataset.set_epoch(epoch)
-        found.append(torch.cat([batch["cls"] for batch in loader]).tolist())
-    zero, one = found[:2]
-    assert zero != one
-    assert found == [zero, one, zero, zero, one]
 
 
 @pytest.mark.parametrize(("name", "value"), [("world", 2), ("samples_per_epoch", 20)])

@@ -19,9 +19,6 @@ from wdsdist.samples.images.transforms import seeded
 SIZES = {"web": (20, 0, 13, 7), "books": (6, 5), "code": (17,)}
 TOTAL = {name: sum(counts) for name, counts in SIZES.items()}
 
-Seen = list[list[tuple[str, int]]]
-"""Batches of (data set, number of the sample in it)."""
-
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -43,15 +40,8 @@ def make_loader(
     return StreamingDataLoader(dataset, batch_size, num_workers=workers, **of_loader)
 
 
-def seen(loader: Any) -> Seen:
-    return [list(zip(batch["__dataset__"], batch["cls"].tolist(), strict=True)) for batch in loader]
-
-
 def flat(batches: Any) -> list[Any]:
     return list(chain.from_iterable(batches))
-
-
-# In proportion
 
 
 # State
@@ -62,10 +52,6 @@ def flat(batches: Any) -> list[Any]:
     [
         ({"weights": (5, 3, 1)}, r"mix is '1/2 3/10 1/5' in the state and '5/9 1/3 1/9' here"),
         ({"stratified": False}, "stratified is 'True' in the state and 'False' here"),
-        (
-            {"shuffle_window": 50},
-            "shuffle_window is 4096 in the state and 50 here; .*fingerprint|fingerprint.*shuffle_window",
-        ),
     ],
 )
 def test_the_state_of_another_mix_is_refused(sets: dict[str, Path], other: dict[str, Any], difference: str) -> None:

@@ -22,7 +22,6 @@ from wdsdist.media.containers import recording
 from wdsdist.samples.images.header import Head
 
 av = pytest.importorskip("av")
-ORIENTATION = 0x0112
 
 
 def read(parse: Callable[[Head], Any], data: bytes, first: int = 1 << 30) -> Any:
@@ -37,13 +36,9 @@ def read(parse: Callable[[Head], Any], data: bytes, first: int = 1 << 30) -> Any
 
 
 def image(form: str, width: int, height: int, orientation: int | None, **options: Any) -> bytes:
-    stream = io.BytesIO()
     if orientation is not None:
-        exif = Image.Exif()
-        exif[0x010E], exif[ORIENTATION] = "a description", orientation
-        options["exif"] = exif
-    Image.new("RGB", (width, height)).save(stream, form, **options)
-    return stream.getvalue()
+        options["exif"] = photos.exif(orientation)
+    return photos.encode(np.zeros((height, width, 3), np.uint8), format=form, **options)
 
 
 @given(

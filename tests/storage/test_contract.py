@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.storage.conftest import bucket_of
 from tests.support import faults
 from tests.support.faults import Rule
 from tests.support.memory_store import Fault, Kind, MemoryStore
@@ -113,27 +114,12 @@ def given(request: pytest.FixtureRequest) -> dict[str, Any]:
     return FOR_FSSPEC.get(request.node.callspec.params["back_end"], {})
 
 
-@pytest.fixture(scope="module")
-def s3_proxy(s3_server: str) -> Iterator[tuple[faults.Proxy, Any]]:
-    import boto3
-
-    account = {"aws_access_key_id": "nobody", "aws_secret_access_key": TOKEN, "region_name": "us-east-1"}
-    with faults.planted(s3_server) as proxy:
-        yield proxy, boto3.client("s3", endpoint_url=s3_server, **account)
-
-
 @pytest.fixture
 def s3(s3_proxy: tuple[faults.Proxy, Any], given: dict[str, Any]) -> BackEnd:
     proxy, client = s3_proxy
     proxy.rules()
-    bucket = f"bucket-{secrets.token_hex(4)}"
-    client.create_bucket(Bucket=bucket)
-    for name, content in FILES.items():
-        client.put_object(Bucket=bucket, Key=name, Body=content)
-    given = given | {
-        "key": "nobody", "secret": TOKEN, "endpoint_url": proxy.url, "client_kwargs": {"region_name": "us-east-1"},
-    }  # fmt: skip
-    return BackEnd(f"s3://{bucket}", through(proxy), storage.named(given, [f"s3://{bucket}"]))
+    bucket, options = bucket_of(proxy, client, FILES, secret=TOKEN)
+    return BackEnd(f"s3://{bucket}", through(proxy), storage.named(given | options, [f"s3://{bucket}"]))
 
 
 @pytest.fixture(params=["memory", "local", "web", "s3", *FOR_FSSPEC])

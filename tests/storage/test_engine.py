@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.storage.conftest import read_ranges
+from tests.storage.conftest import bucket_of, read_ranges
 from tests.support import faults
 from tests.support.faults import Proxy, Rule
 from tests.support.folders import forked, status
@@ -64,22 +64,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
 
 
 @pytest.fixture(scope="module")
-def s3(s3_server: str) -> Iterator[Remote]:
-    import boto3
-
-    account: dict[str, Any] = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
-    bucket = f"bucket-{secrets.token_hex(4)}"
-    with faults.planted(s3_server) as proxy:
-        client = boto3.client("s3", endpoint_url=s3_server, region_name="us-east-1", **account)
-        client.create_bucket(Bucket=bucket)
-        client.put_object(Bucket=bucket, Key="a.tar", Body=CONTENT)
-        options = {
-            "key": "nobody",
-            "secret": "nothing",
-            "endpoint_url": proxy.url,
-            "client_kwargs": {"region_name": "us-east-1"},
-        }
-        yield Remote(proxy, f"s3://{bucket}/a.tar", options, f"/{bucket}/a.tar")
+def s3(s3_proxy: tuple[Proxy, Any]) -> Remote:
+    bucket, options = bucket_of(*s3_proxy, {"a.tar": CONTENT})
+    return Remote(s3_proxy[0], f"s3://{bucket}/a.tar", options, f"/{bucket}/a.tar")
 
 
 @pytest.fixture(params=["web", "s3"])

@@ -115,7 +115,8 @@ class BlockPlan:
         numbers = np.arange(len(self.samples))
         first = np.empty(int(self.samples.max(initial=0)) + 1, np.int64)
         first[self.samples[::-1]] = numbers[::-1]  # of several values, the last one stays
-        return first[self.samples] != numbers
+        repeated: npt.NDArray[np.bool_] = first[self.samples] != numbers
+        return repeated
 
     def until(self, step: int) -> Int64s:
         """Return the samples of the first steps, by their numbers in the block."""

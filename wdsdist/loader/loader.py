@@ -75,6 +75,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     _is_accelerate_prepared = True
     """Lets `Accelerator.prepare` leave the loader as it is: a second split would give each rank a part of its part.
     It sets this itself on a loader that it has prepared."""
+    _iterator: Any = None
     _iterations = 0
     _group = 1
     _meter: EpochMeter | None = None

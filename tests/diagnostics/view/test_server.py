@@ -177,17 +177,6 @@ def test_of_a_remote_shard_only_what_is_looked_at_is_fetched(tmp_path: Path) -> 
         assert web.bytes_of["shard-000000.tar"] < 20_000
 
 
-def test_shards_that_are_copied_as_a_whole_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, compress in (("plain", None), ("packed", "zst")):
-        made = ({"txt": f"text {n}"} for n in range(4))
-        wdsdist.pack(made, tmp_path / name, compress=compress, shuffle_seed=None)
-    with served(tmp_path, ranges=False) as web:
-        for place in (f"{web.url}/plain", str(tmp_path / "packed")):
-            client = client_of(wdsdist.open(place))
-            assert [about(client, number)["txt"]["text"] for number in (2, 3)] == ["text 2", "text 3"]
-
-
 def test_answers_about_hostile_data_are_data_and_never_markup(hostile: Manifest) -> None:
     client = client_of(hostile)
     found = client.get("/api/sample/0")

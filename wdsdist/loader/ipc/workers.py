@@ -115,7 +115,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         """End the workers now."""
         if self.has_lost_workers():
             self._kill()  # the others may wait for a lock that is lost
-        self._shutdown_workers()  # type: ignore[no-untyped-call]
+        self._shutdown_workers()
 
     def _kill(self) -> None:
         # Not all attributes need to exist yet.
