@@ -197,13 +197,3 @@ def test_what_cannot_work_is_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(error, match=pattern):
         call(shards, tmp_path)
-
-
-@pytest.mark.parametrize("take", [wdsdist.open, wdsdist.index, lambda command: wdsdist.pack(command, "out")])
-def test_a_location_is_never_run_as_a_command(
-    take: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((FileNotFoundError, ArgumentError)):
-        take("pipe:touch ran.tar")
-    assert not Path("ran.tar").exists()

@@ -39,7 +39,7 @@ HEAD = 16
 SUSPECT_BYTES = np.isin(np.arange(256), list(b"\xef \t\r\n<{[v%P"))
 """bool [256]: the first bytes of members that `content_problem` has to look at."""
 _BINARY = {*IMAGE_TYPES, *RARE_IMAGE_TYPES, *MEDIA_TYPES, "npy"}
-_MARKUP = rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype|!--|\?xml|html|head|body|svg|error)\b"
+_MARKUP = rb"(?:\xef\xbb\xbf)?\s*<(?:!--|(?:!doctype|\?xml|html|head|body|svg|error)\b)"
 _PAGE = re.compile(_MARKUP, re.IGNORECASE)
 _OTHERS = re.compile(
     _MARKUP + rb"|(?:\xef\xbb\xbf)?\s*(?:\{\s*\"|\[\s*[\{\[\"])|version https:|%PDF-|PK\x03\x04", re.IGNORECASE
@@ -267,6 +267,8 @@ def content_problem(name: str, head: bytes) -> str:
 
     >>> content_problem("1.jpg", b"<!DOCTYPE html><")[:33], content_problem("1.txt", b"<!DOCTYPE html><")
     ("1.jpg begins with '<!DOCTYPE html", '')
+    >>> content_problem("1.jpg", b"<!-- not found -")[:24]
+    "1.jpg begins with '<!-- "
     """
     extension = last_part(name)
     other = _PAGE if extension == "json" else _OTHERS if extension in _BINARY else None

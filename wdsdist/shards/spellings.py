@@ -51,7 +51,7 @@ def expand(
         if not isinstance(item, (str, os.PathLike)):
             raise ArgumentError(f"shards {'is' if is_one else 'holds'} {item!r}: name a path, a URL or a list of them")
         for name in _parts(os.fspath(item)):
-            _refuse_command(name)
+            refuse_command(name)
             if _exists(name):
                 expanded.append(storage.normalise(name))
             elif name.startswith("@"):
@@ -87,7 +87,8 @@ def _parts(name: str) -> list[str]:
     return parts if is_list and not _exists(name) else [name]
 
 
-def _refuse_command(name: str) -> None:
+def refuse_command(name: str) -> None:
+    """Raise `ArgumentError` for a command of webdataset, without its arguments, which may hold secrets."""
     if name.startswith("pipe:"):
         raise ArgumentError(
             f"{name.partition(' ')[0]} ... is a command, which wdsdist does not run: name the shards by their path or "
@@ -142,7 +143,7 @@ def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
-        _refuse_command(line)
+        refuse_command(line)
         try:
             check_location(folder, line, elsewhere=allow_elsewhere)
         except ValueError as error:

@@ -13,6 +13,7 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, files, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import Candidate, Source
+from wdsdist.shards.spellings import refuse_command
 
 __all__ = ["find"]
 
@@ -78,6 +79,8 @@ def find(source: str | os.PathLike[str] | Made, options: Options = _AS_IT_LOOKS,
     >>> source.kind, len(source), source.contents.sizes.tolist()
     ('folder', 1, [2048])
     """
+    if isinstance(source, str):
+        refuse_command(source)
     options, candidate = replace(options, **more), Candidate.of(source)
     if options.split is not None and candidate is not None and candidate.names is not None:
         return find(candidate.path / options.split, replace(options, split=None))
