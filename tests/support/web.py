@@ -116,11 +116,11 @@ def served(folder: Path, *, ranges: bool = True) -> Iterator[Web]:
                 self.end_headers()
                 with contextlib.suppress(ConnectionError):
                     while with_body and start < stop:
-                        sent = self.connection.sendfile(stream, start, min(_CHUNK, stop - start))
-                        start += sent
-                        with lock:
-                            web.sent += sent
-                            web.bytes_of[path.name] += sent
+                        size = min(_CHUNK, stop - start)
+                        with lock:  # before a client can have them: it may look at once
+                            web.sent += size
+                            web.bytes_of[path.name] += size
+                        start += self.connection.sendfile(stream, start, size)
 
     with _running(Handler, is_awaited=True) as web.url:
         yield web
