@@ -49,7 +49,7 @@ TAR_HARMS = ("flip data", "flip header", "cut", "lose")
 
 
 @pytest.mark.parametrize("harm", ["lose index", "damage index", "swap index"])
-def test_an_index_is_made_anew_from_a_whole_tar(shards: Path, harm: str) -> None:
+def test_an_index_is_made_again_from_a_whole_tar(shards: Path, harm: str) -> None:
     before = contents(shards)
     HARMS[harm](shards)
     assert repaired(shards) == [Repair(NAMES[1], True, "indexed again")]
@@ -95,7 +95,7 @@ def test_a_copy_is_checked_by_the_rules_that_its_shard_was_indexed_with(how: dic
     assert repaired(tmp_path / "tars", source=tmp_path) == [Repair("x.tar", True, f"replaced by {tmp_path}/x.tar")]
 
 
-def test_an_index_that_stands_elsewhere_is_made_anew_there(shards: Path, tmp_path: Path) -> None:
+def test_an_index_that_stands_elsewhere_is_made_again_there(shards: Path, tmp_path: Path) -> None:
     for path in shards.glob("*.wdsindex"):
         path.unlink()
     own = wdsdist.index(sorted(shards.glob("*.tar")), output=tmp_path / "own")

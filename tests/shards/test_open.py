@@ -186,7 +186,7 @@ def test_a_tar_of_another_size_than_its_index_says_is_damage_that_names_both_siz
         wdsdist.open(path)
 
 
-def test_a_damaged_index_in_the_users_cache_is_made_anew(
+def test_a_damaged_index_in_the_users_cache_is_made_again(
     tars: Path, user_cache: Path, read_only: Callable[[Path], None]
 ) -> None:
     read_only(tars)

@@ -79,13 +79,12 @@ class Command(click.Command):
             return super().invoke(ctx)
         except WdsdistError as error:
             argument, message = getattr(error, "argument", ""), str(error)
-            for param in self.params:
-                if isinstance(param, click.Option) and param.name == argument:
-                    option = max(param.opts, key=len)
-                    if message.startswith(f"{argument} "):
-                        message = f"{option}{message.removeprefix(argument)}"
-                    elif f" {option}" not in message:
-                        message = f"{option}: {message}"
+            if (param := self._option(argument)) is not None:
+                option = max(param.opts, key=len)
+                if message.startswith(f"{argument} "):
+                    message = f"{option}{message.removeprefix(argument)}"
+                elif f" {option}" not in message:
+                    message = f"{option}: {message}"
             raise click.ClickException(message) from error
         finally:
             errors.spelling = before
@@ -93,15 +92,18 @@ class Command(click.Command):
 
     def spelled(self, argument: str, *value: Any) -> str:
         """Return an argument as an option of this command, ``--on-error skip``; without such an option as in Python."""
-        for param in self.params:
-            if isinstance(param, click.Option) and param.name == argument:
-                option, words = max(param.opts, key=len), list(map(str, value))
-                if value and isinstance(value[0], bool):
-                    return option if value[0] else param.secondary_opts[0]
-                if value and isinstance(value[0], dict):  # columns={'image': 'jpg'}
-                    words = [f"{name}={content}" for name, content in value[0].items()]
-                return shlex.join([option, *words])
-        return errors.in_python(argument, *value)
+        if (param := self._option(argument)) is None:
+            return errors.in_python(argument, *value)
+        option, words = max(param.opts, key=len), list(map(str, value))
+        if value and isinstance(value[0], bool):
+            return option if value[0] else param.secondary_opts[0]
+        if value and isinstance(value[0], dict):  # columns={'image': 'jpg'}
+            words = [f"{name}={content}" for name, content in value[0].items()]
+        return shlex.join([option, *words])
+
+    def _option(self, argument: str) -> click.Option | None:
+        options = (param for param in self.params if isinstance(param, click.Option))
+        return next((option for option in options if option.name == argument), None)
 
 
 def command(*examples: str, **groups: str) -> Callable[[Callable[..., None]], Command]:

@@ -57,7 +57,7 @@ class StoredColumn:
 
     name: str
     is_read: bool
-    """Whether members have the values, so that new shards can be read; else tables alone have them."""
+    """Whether values are read from members, so a refresh can read new shards; otherwise joined tables have them."""
     tables: list[str]
     """The tables that were joined, for messages: a data set does not choose what is opened."""
     groups: Int64s

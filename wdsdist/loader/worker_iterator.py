@@ -123,7 +123,7 @@ class WorkerDataset(Dataset[Message]):
     _ahead: tuple[WorkerIterator, Iterator[list[Any]]] | None = None
     """The same of the next epoch, once the first group of it is made."""
     _is_over = False
-    """Whether this worker has sent an empty message, so that the loader knows that it has no batch left."""
+    """Whether this worker has sent the empty message that ends its epoch."""
     _counted: Counters | None = None
     """Counted in the messages of this process, since it began."""
 

@@ -387,7 +387,7 @@ def _resampled(samples: Samples, rate: int, to: int) -> Samples:
 
 
 def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Location, int]:
-    """Return the location of a clip, and the seed of what is drawn after it."""
+    """Draw the location of a clip; return it with a seed for random transforms of its frames."""
     if at is not None and seed is None:
         seed = 0
     draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time

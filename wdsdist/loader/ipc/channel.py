@@ -63,7 +63,7 @@ class Channel:
         self._table = table
 
     def sender(self, worker: int) -> Sender:
-        """Return what brings the batches of a worker into the form in which they are sent."""
+        """Return the sender of a worker, which writes its batches to shared memory."""
         return Sender(self._table, worker)
 
 
