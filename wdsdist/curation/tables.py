@@ -15,8 +15,6 @@ import gzip
 import itertools
 import json
 import mmap
-import os
-import shutil
 import sys
 import tempfile
 import zlib
@@ -325,6 +323,21 @@ def _mapped(schema: Any, batches: Iterable[Any], scratch: Path | None) -> list[A
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 
+class _Continued:
+    """A stream with some bytes after its end."""
+
+    closed = False
+
+    def __init__(self, stream: Any, end: bytes) -> None:
+        self._stream, self._end = stream, end
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        if not data:
+            data, self._end = self._end[:size], self._end[size:]
+        return data
+
+
 def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | None) -> Table:
     """Read a CSV or TSV file, whose first row names the columns; an empty field is missing."""
     pa, bad = pyarrow(), dict[int, str]()
@@ -341,18 +354,14 @@ def _csv(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | No
         parses = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler)
         return pa.csv.open_csv(stream, reads, parses, convert)
 
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        with _unpacked(path) as stream:
-            shutil.copyfileobj(stream, file)
-        file.seek(0)
-        names = opened(file, None).schema.names
+    with _unpacked(path) as stream:
+        names = opened(stream, None).schema.names
         _check_names(names, label)
-        file.seek(0, os.SEEK_END)
-        file.write(f"\n{delimiter.join([_LAST] * len(names))}\n".encode())
-        file.seek(0)
+        stream.seek(0)
+        last = f"\n{delimiter.join([_LAST] * len(names))}\n"
         types = dict.fromkeys(names, pa.string())
         converts = pa.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
-        reader = opened(file, converts)
+        reader = opened(_Continued(stream, last.encode()), converts)
         strings = [batch for batch in _mapped(reader.schema, reader, scratch) if len(batch)]
     if not strings or any(column[-1].as_py() != _LAST for column in strings[-1].columns):
         raise SourceError(f"{label} ends within quotes, or is cut: fetch it again, or close the quotes")
