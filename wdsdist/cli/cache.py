@@ -137,6 +137,7 @@ def warm(
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.samples.fields import Fields
     from wdsdist.sampling.working_set import check_limit, copy_sizes
+    from wdsdist.shards.progress import ShardsProgress
     from wdsdist.shards.source import CacheOptions, picks_of
 
     manifest = opened(*shards)
@@ -172,17 +173,18 @@ def warm(
     def fetch(shard: int) -> None:
         cache.fetch_all(source.shard(shard), Fields(None).of_epoch(picks_of(manifest, shard)))
 
-    total, fetched = int(sizes[[*first]].sum()), 0
+    total, done = int(sizes[[*first]].sum()), list[int]()
     # What is needed sooner is not evicted for the rest.
     cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
         with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
             futures = {executor.submit(fetch, shard): shard for shard in first}
             try:
-                for count, future in enumerate(completed(futures), 1):
+                for future in completed(futures):
                     future.result()
-                    fetched += int(sizes[futures[future]])
-                    show(fetched, total, f"{count:,} of {len(first):,}")
+                    done.append(futures[future])
+                    in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
+                    show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:

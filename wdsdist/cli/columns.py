@@ -9,7 +9,7 @@ import click
 from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, command, opened, quiet_option
 from wdsdist.cli.output import say
-from wdsdist.cli.progress import shards_meter
+from wdsdist.cli.progress import meter
 
 
 @command(
@@ -48,7 +48,7 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
     data = opened(*shards)
-    with shards_meter("reading", quiet=quiet) as progress:
+    with meter("reading", quiet=quiet) as progress:
         names = add_columns(data, on={own: theirs} if theirs else own, progress=progress, **options)
     if quiet:
         return

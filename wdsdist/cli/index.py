@@ -10,7 +10,7 @@ import click
 from wdsdist._util.validation import counted
 from wdsdist.cli.options import access, command, how_to_open, key_rule, number_option, on_damage, opened, quiet_option
 from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import shards_meter
+from wdsdist.cli.progress import meter
 
 
 @command(
@@ -62,7 +62,7 @@ def index(
             manifest = opened(*shards)
     if manifest is None:
         options |= {"output": output, "workers": workers, **how_to_open()}
-        with shards_meter("indexing", quiet=quiet) as progress:
+        with meter("indexing", quiet=quiet) as progress:
             if splits:
                 manifests = build_index.index_splits(shards[0], progress=progress, **options)
             else:

@@ -21,18 +21,15 @@ _INTERVAL = 5.0
 _BAR = 24
 """Characters of a bar."""
 
-Show = Callable[[int, int | None, str], None]
-"""Shows bytes done, of how many (``None`` if that is not known yet), and a note."""
-
 
 @contextlib.contextmanager
-def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
+def meter(what: str, *, quiet: bool = False) -> Iterator[Callable[[ShardsProgress], None]]:
     """Show progress while the block runs: by a bar on a terminal, by lines in a log, or not at all.
 
     It starts no thread, because packing forks its workers while it is shown.
     """
     if quiet:
-        yield lambda done, total, note: None
+        yield lambda state: None
         return
     is_drawn = False
     if sys.stderr.isatty():
@@ -42,17 +39,24 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
             curses.setupterm(fd=2)
             is_drawn = bool(curses.tigetstr("el"))  # it can erase a line
     printed, line = time.monotonic(), ""
-    first: tuple[float, int] | None = None
+    first: tuple[float, ShardsProgress] | None = None
 
-    def show(done: int, total: int | None, note: str) -> None:
+    def show(state: ShardsProgress) -> None:
         nonlocal printed, first, line
-        now = time.monotonic()
-        first = first or (now, done)  # what an earlier run did must not count as speed
-        line = note if total is None else f"{100 * done // max(total, 1)}%, {note}"
-        seconds, fresh, left = now - first[0], done - first[1], (total or done) - done
+        now, done, total = time.monotonic(), state.bytes_done, state.bytes
+        began, before = first = first or (now, state)  # what an earlier run did must not count as speed
+        seconds, fresh, samples = now - began, done - before.bytes_done, state.samples_done - before.samples_done
+        parts = [] if total is None else [f"{100 * done // max(total, 1)}%"]
+        for part, whole, noun in (
+            (state.samples_done, state.samples, "sample"), (state.shards_done, state.shards, "shard"),
+        ):  # fmt: skip
+            parts.append(counted(part, noun) if whole is None else f"{part:,} of {counted(whole, noun)}")
+        parts += [f"{state.left_out:,} left out"] if state.left_out else []
+        parts += [] if state.damaged is None else [f"{state.damaged:,} damaged"]
         if seconds > 0 and fresh > 0:
-            line += f", {human(fresh / seconds)}/s"
-            line += f", {duration(left * seconds / fresh)} left" if left > 0 else ""
+            parts += [f"{samples / seconds:,.0f} samples/s", f"{human(fresh / seconds)}/s"]
+            parts += [f"{duration((total - done) * seconds / fresh)} left"] if total and total > done else []
+        line = ", ".join(parts)
         if is_drawn:
             filled = int(_BAR * done / total) if total else 0
             _draw(f"{what} {'━' * filled}{'╶' * (_BAR - filled)} {line}")
@@ -70,19 +74,6 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Show]:
         _draw(None)
     elif line:
         say(f"{what}: {line}", err=True)
-
-
-@contextlib.contextmanager
-def shards_meter(what: str, *, quiet: bool) -> Iterator[Callable[[ShardsProgress], None]]:
-    """Show the progress of work on shards: give the function to call with it."""
-    with meter(what, quiet=quiet) as show:
-
-        def show_shards(state: ShardsProgress) -> None:
-            note = f"{state.shards_done:,} of {counted(state.shards, 'shard')}, {counted(state.samples_done, 'sample')}"
-            damaged = "" if state.damaged is None else f", {state.damaged:,} damaged"
-            show(state.bytes_done, state.bytes, note + damaged)
-
-        yield show_shards
 
 
 def _draw(line: str | None) -> None:

@@ -8,7 +8,7 @@ import click
 
 from wdsdist.cli.options import access, command, field_list, number_option, opened, quiet_option
 from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import shards_meter
+from wdsdist.cli.progress import meter
 
 _DAMAGED = 1
 
@@ -46,7 +46,7 @@ def verify(
     if source is not None and not repair:
         raise click.UsageError("--source goes with --repair: give both")
     manifest = opened(*shards)
-    with shards_meter("verifying", quiet=quiet) as progress:
+    with meter("verifying", quiet=quiet) as progress:
         damage = diagnostics.verify(manifest, progress=progress, **options)
     for problem in damage:
         say(f"{shown(problem.shard)}: {' '.join(problem.problem.splitlines())}")
