@@ -20,8 +20,8 @@ import pytest
 import wdsdist
 from tests.support import forked
 from tests.support.programs import command
-from wdsdist.cli import progress
 from wdsdist.cli.options import _Echo
+from wdsdist.cli.output import meter
 from wdsdist.shards.progress import ShardsProgress
 
 
@@ -87,7 +87,7 @@ class TestLines:
     ) -> None:
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        with progress.meter("packing") as shown:
+        with meter("packing") as shown:
             for second in range(1, 13):
                 now[0] = 100.0 + second
                 shown(ShardsProgress(second, 12, second * 2**20, 12 * 2**20, 3 * second))
@@ -102,7 +102,7 @@ class TestLines:
     ) -> None:
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        with progress.meter("packing") as shown:
+        with meter("packing") as shown:
             shown(ShardsProgress(5, 10, 50 * 2**20, 100 * 2**20, 50, 100))
             now[0] = 110.0
             shown(ShardsProgress(6, 10, 60 * 2**20, 100 * 2**20, 60, 100, left_out=1))
@@ -113,7 +113,7 @@ class TestLines:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-        with progress.meter("indexing") as shown:
+        with meter("indexing") as shown:
             for number in range(3):
                 shown(ShardsProgress(number + 1, 3, number * 2**20, number * 2**20, 4 * number))
         assert capsys.readouterr().err == "indexing: 100%, 8 samples, 3 of 3 shards\n"
@@ -242,7 +242,7 @@ class TestHostileNames:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "300")
-        with progress.meter(HOSTILE) as shown:
+        with meter(HOSTILE) as shown:
             shown(ShardsProgress(1, 2, 1, 2, 1))
         assert SHOWN in harmless(capsys.readouterr().err)
 

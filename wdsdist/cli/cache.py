@@ -16,19 +16,18 @@ from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import check_integer, counted, human
 from wdsdist.cli.options import (
     ADVANCED,
-    access,
     cache_dir_option,
     command,
     epoch_options,
     json_option,
     number_option,
+    of_shards,
     opened,
     parsed,
     quiet_option,
     size_option,
 )
-from wdsdist.cli.output import say, say_json
-from wdsdist.cli.progress import meter
+from wdsdist.cli.output import meter, say, say_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,14 +109,13 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
     cache="cache_dir cache_limit room stage",
     advanced=ADVANCED,
 )
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @epoch_options
 @number_option("--node", help="Number of this node.  [default: from the launcher, otherwise 0]")
 @size_option("--bytes", "room", help="Bytes to fetch.  [default: two shuffle windows]")
 @click.option("--stage", is_flag=True, help="Copy local shards too, for a slow mount.")
 @cache_dir_option
 @size_option("--cache-limit", help="Maximum size of the cache.")
-@access
 @quiet_option
 def warm(
     shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool,

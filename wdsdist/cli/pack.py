@@ -14,8 +14,7 @@ import click
 
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import access, byte_count, command, how_to_open, opened, quiet_option
-from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import meter
+from wdsdist.cli.output import contents, meter, say
 from wdsdist.packing.options import Images, Options
 
 if TYPE_CHECKING:

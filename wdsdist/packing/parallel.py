@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -122,31 +123,26 @@ def write_in_order(
         DestinationError: the destination cannot be written.
     """
     most, limit, compressed = options.shard_samples, check_bytes("shard_bytes", options.shard_bytes), options.compress
-    shard = size = count = 0
 
-    def shard_of(sample: Sample) -> int:
-        nonlocal shard, size, count
-        own = sample_size(sample)
-        if count and (len(END) + size + own > limit or count == most):
-            shard, size, count = shard + 1, 0, 0
-        size, count = size + own, count + 1
-        return shard
-
-    def different() -> Iterator[Sample]:
+    def numbered() -> Iterator[tuple[int, Sample]]:
+        """Yield each sample with the number of its shard."""
+        shard = size = count = 0
         last = None  # the writer of a shard sees only the keys in it
         for sample in prepared(source.contents.stream or (), options):
             if sample[0] == last:
-                error = SourceError(f"sample {last!r} is there twice: each needs a key of its own")
-                sample = broken(last, error)
-            last = sample[0]
-            yield sample
+                sample = broken(last, SourceError(f"sample {last!r} is there twice: each needs a key of its own"))
+            last, own = sample[0], sample_size(sample)
+            if count and (len(END) + size + own > limit or count == most):
+                shard, size, count = shard + 1, 0, 0
+            size, count = size + own, count + 1
+            yield shard, sample
 
     shards: list[WrittenShard] = []
     done = ShardsProgress(shards_done=0, shards=None, bytes_done=0, bytes=None, samples_done=0)
     show(done)
-    for number, samples in itertools.groupby(different(), shard_of):
-        name = shard_name(first + number, compressed)
-        shards.append(write_shard(target, name, samples, on_error=options.on_error, compress=compressed))
+    for number, samples in itertools.groupby(numbered(), operator.itemgetter(0)):
+        name, own = shard_name(first + number, compressed), (sample for _, sample in samples)
+        shards.append(write_shard(target, name, own, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)
     # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
