@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, OrderSettings, ShardOrder
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
-from wdsdist.sampling.working_set import Readers, bytes_at_once
+from wdsdist.sampling.working_set import bytes_at_once
 from wdsdist.storage.waiting import policy
 
 if TYPE_CHECKING:
@@ -119,15 +120,15 @@ def epoch_report(plan: Plan, settings: OrderSettings, world: World, counts: Int6
     figures, opened = _fixed(plan, nodes) if isinstance(plan, EpochPlan) else _planned(plan, nodes, len(counts))
     epoch = plan.epoch if isinstance(plan, EpochPlan) else plan.start.epoch
     ranks = min(world.per_node, world.num_replicas)
-    readers = Readers(counts=counts, sizes=sizes, num_replicas=world.num_replicas, ranks=ranks)
+    needed = functools.partial(bytes_at_once, counts, sizes, settings, num_replicas=world.num_replicas, epoch=epoch)
     requests = 1 - (-sizes // policy.part_bytes)  # one for each part, and one for the index
     return EpochReport(
         **figures,
         shards_per_node=tuple(len(shards) for shards in opened),
         bytes_per_node=tuple(int(sizes[shards].sum()) for shards in opened),
         requests_per_node=tuple(int(requests[shards].sum()) for shards in opened),
-        cache_bytes_per_rank=bytes_at_once(readers, settings, ranks=1, epoch=epoch),
-        cache_bytes_per_node=bytes_at_once(readers, settings, ranks=ranks, epoch=epoch),
+        cache_bytes_per_rank=needed(ranks=1),
+        cache_bytes_per_node=needed(ranks=ranks),
     )
 
 
