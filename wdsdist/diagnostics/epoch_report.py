@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -154,12 +155,13 @@ def _fixed(plan: EpochPlan, nodes: list[range]) -> tuple[dict[str, Any], list[In
     assert plan.order is not None
     order, opened = plan.order(), list[Int64s]()
     for ranks in nodes:
+        shards = [np.zeros(0, np.int64)]
         if isinstance(order, ShardOrder):  # all shards of its lanes, which takes a thousandth of the time of their uses
-            lanes = [lane for rank in ranks for lane in order.lanes_of(rank, plan.num_replicas)]
-            ends = [order.lane_stretches(lane)[[0, -1]].tolist() for lane in lanes]
-            shards = [order.lane_shards(lane, *both) for lane, both in zip(lanes, ends, strict=True)]
+            for lane in chain.from_iterable(order.lanes_of(rank, plan.num_replicas) for rank in ranks):
+                if size := int(order.lane_stretches(lane)[-1]):
+                    shards.append(order.lane_shards(lane, np.array([0]), np.array([size - 1])))
         else:
-            shards = [np.array([use.shard for rank in ranks for use in plan.uses(rank=rank) if use], np.int64)]
+            shards += [np.array([use.shard for use in plan.uses(rank=rank) if use], np.int64) for rank in ranks]
         opened.append(np.unique(np.concatenate(shards)))
     return figures, opened
 

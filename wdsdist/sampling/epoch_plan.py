@@ -58,18 +58,15 @@ class EpochPlan:
 
     @property
     def samples_per_rank(self) -> int:
-        """Samples that each rank takes, before whole batches are made of them."""
         left = max(self.num_samples - self.start, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
     @property
     def batches_per_rank(self) -> int:
-        """Batches that each rank makes."""
         samples = self.samples_per_rank
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
 
     def count_batches(self) -> int:
-        """Return the batches that each rank makes."""
         return self.batches_per_rank
 
     @property
@@ -90,12 +87,10 @@ class EpochPlan:
         return min(self.start + batches * self.batch_size * self.num_replicas, self.num_samples)
 
     def reached(self, batches: int) -> Reached:
-        """Return how far the epoch has come after so many batches of each rank."""
         left = self.samples_per_rank - (batches - 1) * self.batch_size
         return Reached(Position(self.epoch, self.consumed(batches)), min(self.batch_size, left) if batches else 0)
 
     def is_over(self, position: Position) -> bool:
-        """Return whether no batch is left after a position of the epoch."""
         return position.consumed >= self.num_samples
 
     def positions(self, *, rank: int, batch: int) -> Int64s:
@@ -136,7 +131,6 @@ class EpochPlan:
     def batches(
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
-        """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`."""
         order, total = self._order(), self.batches_per_rank
         groups = range(worker * group, total, num_workers * group)
         mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
@@ -152,7 +146,6 @@ class EpochPlan:
                 yield number, BatchPlan(shards, samples, epochs, padding[part] if self.mark_padding else None)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
-        """Yield the shards that a rank needs from a batch on, in the order of their first use in each window."""
         from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched
 
         return upcoming(self._order(), self, rank=rank, batch=batch)
