@@ -34,10 +34,8 @@ _CLASSES = 10_000
 def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
     """Return the contents of a data set or view, as JSON has them.
 
-    Args:
-        manifest: the data set.
-        everything: read the indexes of all shards. By default, if there are many, the figures on members come from some
-            shards, as ``"looked_at"`` says.
+    If there are many shards, the figures on members come from some of them, as ``"looked_at"`` says, unless the indexes
+    of all are to be read (``everything``).
 
     Raises what `wdsdist.open` raises for a shard, if the manifest does not say which fields there are; any other
     problem is listed under ``"problems"``.
