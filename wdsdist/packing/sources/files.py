@@ -20,7 +20,6 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
-from wdsdist.curation.tables import kind_of
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
@@ -33,6 +32,7 @@ from wdsdist.packing.sources.listing import (
     shown,
 )
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
+from wdsdist.packing.tables.open import kind_of
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 

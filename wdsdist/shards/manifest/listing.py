@@ -20,8 +20,8 @@ from wdsdist.shards.manifest.source import SEVERAL, Shard, Source
 from wdsdist.shards.tar.naming import FIRST_DOT
 
 if TYPE_CHECKING:
-    from wdsdist.curation.view_file import Picks
     from wdsdist.shards.index import ShardIndex
+    from wdsdist.shards.view_file import Picks
 
 PARTS = "__part__", "__parts__"
 """Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples

@@ -10,7 +10,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.naming import is_compressed
 
 if TYPE_CHECKING:
-    from wdsdist.curation.view_file import Picks
+    from wdsdist.shards.view_file import Picks
 
 
 @dataclass(frozen=True, slots=True)
