@@ -74,8 +74,8 @@ def add_columns(
             """Fill the gaps of a column, and write it."""
             column = stored[name]
             if name not in values:
-                has = [] if column is None else np.flatnonzero(column.groups >= 0).tolist()
-                values[name] = _concatenated(data, {shard: column.read(shard) for shard in has if column})
+                covered = [] if column is None else np.flatnonzero(column.groups >= 0).tolist()
+                values[name] = _concatenated(data, {shard: column.read(shard) for shard in covered if column})
             values[name], differing = arrays.filled_up(values[name], others, overwrite=overwrite)
             if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"

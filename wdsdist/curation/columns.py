@@ -19,7 +19,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_column, hint
 from wdsdist.curation import column_file
-from wdsdist.curation.column_file import BYTES, FREE, KEY, SHARD, StoredColumn, is_free
+from wdsdist.curation.column_file import BYTES, KEY, SHARD, StoredColumn, is_free
 from wdsdist.errors import ArgumentError, DestinationError
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
@@ -36,30 +36,26 @@ _SHARDS = 1024
 
 
 def names(manifest: Manifest) -> list[str]:
-    """Return the names of the columns: the free ones, then those in files; of several data sets the common ones."""
+    """Return the names of the columns: the built-in ones, then those in files; of several data sets the common ones."""
     known: list[list[str]] = []
     for part in manifest.data_sets:
-        extensions = extensions_in(part)
-        free = [*FREE, *(f"{extension}.bytes" for extension in extensions)]
-        free += [f"{extension}.tokens" for extension in extensions if _item_size(part, extension)]
-        free += [name for name in (CLASS, CLASS_NAME) if _has_classes(part, name)]
-        others = [name for name in column_file.names(part) if name not in (*free, *PARTS)]
-        known.append([*free, *others, *(PARTS if part.has_parts else ())])
+        of_indexes = _built_in(part)
+        others = [name for name in column_file.names(part) if name not in (*of_indexes, *PARTS)]
+        known.append([*of_indexes, *others, *(PARTS if part.has_parts else ())])
     return [name for name in known[0] if all(name in other for other in known)]
 
 
-def _has_classes(manifest: Manifest, name: str) -> bool:
-    """Return whether a name stands for a column of classes, and the data set has classes."""
-    is_class = name == CLASS or (name == CLASS_NAME and bool(manifest.extra.get("classes")))
-    return is_class and CLASS in extensions_in(manifest.whole)
-
-
-def _item_size(manifest: Manifest, extension: str) -> int:
-    """Return the bytes of a token of an array that was packed; 0 for any other member."""
-    note = manifest.extra.get("arrays", {}).get(extension)
-    if not note or not note["shape"]:
-        return 0
-    return int(np.dtype(note["dtype"]).itemsize * np.prod(note["shape"][1:], dtype=np.int64))
+def _built_in(part: Manifest) -> dict[str, int]:
+    """Return the columns that a data set has without files; of a size, the bytes that it counts as one, else 0."""
+    extensions = extensions_in(part)
+    known = {KEY: 0, SHARD: 0, BYTES: 1} | {f"{extension}.bytes": 1 for extension in extensions}
+    for extension in extensions:
+        note = part.extra.get("arrays", {}).get(extension)
+        if note and note["shape"] and (items := int(np.prod(note["shape"][1:], dtype=np.int64))):
+            known[f"{extension}.tokens"] = np.dtype(note["dtype"]).itemsize * items
+    if CLASS in extensions_in(part.whole):
+        known |= dict.fromkeys([CLASS, CLASS_NAME] if part.extra.get("classes") else [CLASS], 0)
+    return known
 
 
 def unknown(manifest: Manifest, name: str, fields: Iterable[str] = ()) -> ArgumentError:
@@ -107,18 +103,18 @@ class ColumnReader:
         """Whether the view says the values, one for each part, not the samples of a shard."""
         self.stored: StoredColumn | None = None
         """The file of the values; ``None`` if the shards say them."""
-        self._whole, is_class = manifest.whole, _has_classes(manifest, name)
+        self._whole, built_in = manifest.whole, _built_in(manifest)
+        is_class = name in (CLASS, CLASS_NAME) and name in built_in
         self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
         if not self.is_part and not is_free(name):
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
             _check_complete(self.stored)
+        self._item_size = 0 if self.stored else built_in.get(name, 0)
+        """Bytes that a size counts as one; 0 if the column is no size."""
         extension, _, what = name.rpartition(".")
-        self._item_size = 0
-        """Bytes of what a size is counted in; 0 if the column is no size."""
-        if self.stored is None and (name == BYTES or extension in extensions_in(manifest)):
-            tokens = _item_size(manifest, extension) or (item_sizes or {}).get(extension, 0)
-            self._item_size = {BYTES: 1, "tokens": tokens}.get(what, 0)
-        if not (self.stored or self._item_size or self.is_part or is_class or name in (KEY, SHARD)):
+        if what == "tokens" and not self.stored and f"{extension}.bytes" in built_in:
+            self._item_size = self._item_size or (item_sizes or {}).get(extension, 0)
+        if not (self.stored or self._item_size or self.is_part or name in built_in):
             raise unknown(manifest, name)
 
     def read(self, shards: Sequence[int]) -> Any:

@@ -234,9 +234,9 @@ def read_all(
             for name in fields:
                 unreadable[name] += reasons[name]
             report()
-    for name, reasons in unreadable.items():
-        if reasons:
-            samples, first = counted(len(reasons), "sample"), min(reasons)
+    for name, each in unreadable.items():
+        if each:
+            samples, first = counted(len(each), "sample"), min(each)
             _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, first)
     return made
 

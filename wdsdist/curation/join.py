@@ -56,8 +56,7 @@ class JoinedTables:
     """
 
     def __init__(self, tables: Tables, on: str, options: storage.StorageOptions | None) -> None:
-        named = [storage.normalise(os.fspath(path)) for path in paths_of(tables)]
-        named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in named]
+        named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in paths_of(tables)]
         self.paths = [storage.shown(path) for path in named]
         """The paths, URLs and patterns, without credentials."""
         self._tables = [open_at(path, options) for pattern in named for path in matching(pattern, options)]
@@ -94,11 +93,11 @@ class JoinedTables:
         return arrays.concatenated(parts)
 
 
-def paths_of(tables: Tables) -> list[str | os.PathLike[str]]:
+def paths_of(tables: Tables) -> list[str]:
     """Return the paths, URLs and patterns that ``join`` names."""
     paths = [tables] if isinstance(tables, str | os.PathLike) else tables
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        return [*paths]
+        return [storage.normalise(os.fspath(path)) for path in paths]
     raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
 
 
