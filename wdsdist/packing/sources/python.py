@@ -261,7 +261,7 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
 
 def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
     samples = list(_samples(dataset, encode, numbers))
-    if next(_samples(dataset, encode, numbers)) != samples[0]:
+    if repr(next(_samples(dataset, encode, numbers))) != repr(samples[0]):  # errors are equal to themselves alone
         raise SourceError(f"{encode.value.source} gives another item 0 each time: turn random transforms off")
     return _looked_at("dataset", length, samples, encode.value)
 

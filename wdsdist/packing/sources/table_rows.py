@@ -28,7 +28,6 @@ from wdsdist._util.pools import Carried
 from wdsdist.errors import ArgumentError, SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import (
-    BrokenPayload,
     FilePayload,
     LeftOut,
     Payload,
@@ -340,8 +339,8 @@ def list_rows(
 
     samples = row_samples(columns, finder, batches(), itertools.count(), size_of)
     for number, (key, members) in enumerate(samples):
-        if isinstance(data := members[0][1], BrokenPayload):
-            leave_out(number, key, data.reason)
+        if isinstance(error := members[0][1], SourceError):
+            leave_out(number, key, str(error))
             key, members = f"{number}\0", []
             files.clear()
         else:
