@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, columns
+from wdsdist.curation import column_file, columns
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import ArgumentError, WdsdistError
+from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 from wdsdist.shards.source import picks_of

@@ -8,11 +8,12 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, columns, query
+from wdsdist.curation import columns, query
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.errors import WdsdistError
+from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest import Manifest
 
 _BINS = 32

@@ -20,7 +20,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
 
 if TYPE_CHECKING:
-    from wdsdist.curation.view_file import Picks
+    from wdsdist.shards.view_file import Picks
 
 PARTS = "__part__", "__parts__"
 """Columns of a view whose samples are parts of records: the number of each part, and how many its record has. Samples
