@@ -20,12 +20,12 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
-from wdsdist.curation.tables import kind_of
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, decoded, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
+from wdsdist.packing.tables.open import kind_of
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
