@@ -40,8 +40,8 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     """
     from wdsdist.curation import column_file
     from wdsdist.curation.add import add_columns
-    from wdsdist.curation.arrays import KINDS
     from wdsdist.curation.columns import column
+    from wdsdist.packing.tables.arrays import KINDS
 
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None

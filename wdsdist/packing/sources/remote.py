@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.curation.tables import kind_of
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing.members import Payload, Sample
 from wdsdist.packing.options import Options
@@ -22,6 +21,7 @@ from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
+from wdsdist.packing.tables.open import kind_of
 from wdsdist.shards.manifest import check_location
 from wdsdist.storage import engine
 
@@ -79,10 +79,7 @@ def find(url: str, options: Options) -> Source:
     if not re.search(r"[*\[]", pattern) or kind_of(pattern) is None:
         folder, pattern = location, ""
         if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
-            try:
-                entry = storage.stat(location, bound)
-            except FileNotFoundError as error:
-                raise NotFoundError(f"{storage.shown(location)} does not exist") from error
+            entry = storage.stat(location, bound)
             if not entry.is_folder:
                 return _deferred(storage.shown(location), {location: entry}, entry.name, options, bound)
         if options.split is not None:

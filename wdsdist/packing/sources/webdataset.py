@@ -24,12 +24,11 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.pools import Carried, pool
-from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
-from wdsdist.shards import interop, scan, spellings
+from wdsdist.shards import interop, scan, spellings, view_file
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
