@@ -39,6 +39,7 @@ BUDGETS = {
 STILL_OVER = {
     "packing": 5_860,
     "shards": 4_094,
+    "batching": 1_727,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -96,7 +96,9 @@ def add_columns(
             filled = np.flatnonzero(data.counts).tolist()
             samples = values[own].chunks if own in values else map(ColumnReader(data, own).of_shard, filled)
             rows = match(data, own, samples, tables.keys(), tables.label)
-            num_used, unmatched = len(np.unique(rows[rows >= 0])), int((rows < 0).sum())
+            is_used, unmatched = np.zeros(tables.num_rows, np.bool_), int((rows < 0).sum())
+            is_used[rows[rows >= 0]] = True
+            num_used = int(is_used.sum())
             _log.log(
                 logging.WARNING if unmatched or num_used < tables.num_rows else logging.INFO,
                 f"joined {tables.label} by {own}: of {tables.num_rows:,} rows, {num_used:,} give values; "

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_MEMORY = 6 << 30
+_MEMORY = 4 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _NONE = np.iinfo(np.int64).max
 _LOOKED_AT = 200
