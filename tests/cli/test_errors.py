@@ -35,7 +35,7 @@ MESSAGES = [
     ("pack PHOTOS DEST --quality 50", "--quality is 50, but no image is encoded as JPEG or WebP: leave it out"),
     ("pack PHOTOS DEST --workers 0", "--workers is 0: it must be at least 1"),
     ("pack PHOTOS DEST --shard-samples -1", "--shard-samples is -1: it must be at least 1"),
-    ("pack PHOTOS DEST --column a=b", "--column is {'a': 'b'}, but"),
+    ("pack PHOTOS DEST --column a=b", "PHOTOS is of the kind 'folder', and --column a=b is for these kinds alone"),
     ("pack PHOTOS DEST --compress gz", "--compress is 'gz': it must be \"zst\", or \"zst:LEVEL\""),
     ("show SHARDS -n 0", "-n is 0: it must be between 1 and 10,000"),
     ("show SHARDS --random 100000000000000000000", "--random is 100,000,000,000,000,000,000: it must be between 0 and"),
@@ -47,6 +47,9 @@ MESSAGES = [
     ("pack PHOTOS DEST --address x", "--address goes with --engine dask or ray: see `wdsdist pack --help`"),
     ("pack PHOTOS", ": see `wdsdist pack --help`"),
     ("pack PHOTOS DEST --shards 3", "no such option '--shards'"),
+    ("pack PHOTOS DEST --shard-byte 1", "did you mean '--shard-bytes', '--shard-samples'? See `wdsdist pack --help`"),
+    ("pack PHOTOS DEST --splits", "PHOTOS holds no folders such as train and val: leave out --splits"),
+    ("show SHARDS --html", "requires an argument: see `wdsdist show --help`"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
     ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
@@ -55,7 +58,7 @@ MESSAGES = [
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
     ("nonsense", "no such command 'nonsense': see `wdsdist --help`"),
     # Sources, destinations and shards.
-    ("pack NOWHERE DEST", "NOWHERE does not exist: what can be packed is"),
+    ("pack NOWHERE DEST", "NOWHERE does not exist"),
     ("pack EMPTY DEST", "EMPTY holds no file that can be a sample: is it the right one?"),
     ("pack PHOTOS FILE/dest", "FILE/dest cannot be written: Not a directory"),
     ("pack PHOTOS SHARDS --shard-samples 3 --quiet --class-folders --no-shuffle", "holds another data set (it has "

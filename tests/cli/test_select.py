@@ -80,7 +80,7 @@ def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path:
     for args, message in (
         (("select", shards, tmp_path / "x", "--where", '"jpg.byte" > 1'), "did you mean 'jpg.bytes'?"),
         (("select", shards, tmp_path / "x"), "say which samples: --where"),
-        (("select",), "name SHARDS and the DESTINATION, or a view by --refresh"),
+        (("select",), "name SHARDS and the DESTINATION, or a view with --refresh"),
         (
             ("select", shards, tmp_path / "x", "--keys", shards / "index.json", "--on", "txt.byte"),
             "did you mean 'txt.bytes'",

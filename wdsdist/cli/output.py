@@ -15,8 +15,6 @@ from wdsdist.errors import printable
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
-OUTPUT = "standard output"
-
 
 @contextlib.contextmanager
 def written() -> Iterator[None]:
@@ -24,7 +22,7 @@ def written() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or OUTPUT
+        error.filename = error.filename or "standard output"
         raise
 
 

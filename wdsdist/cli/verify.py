@@ -10,8 +10,6 @@ from wdsdist.cli.options import access, command, field_list, number_option, open
 from wdsdist.cli.output import contents, say
 from wdsdist.cli.progress import shards_meter
 
-_DAMAGED = 1
-
 
 @command(
     "wdsdist verify shards",
@@ -54,6 +52,6 @@ def verify(
     for result in repairs:
         say(f"{'' if result.done else 'not '}repaired: {shown(result.shard)}: {' '.join(result.what.splitlines())}")
     if damage and not (repairs and all(result.done for result in repairs)):
-        ctx.exit(_DAMAGED)
+        ctx.exit(1)
     if not quiet:
         say(f"verified: {contents(manifest)}, {'all damage repaired' if damage else 'no damage'}")
