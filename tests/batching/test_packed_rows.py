@@ -63,7 +63,8 @@ def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], lab
     ("field", "found"),
     [
         ({"ids": b"bytes"}, "bytes.*decode=True"), ({"ids": np.zeros((2, 2))}, r"shape \(2, 2\)"),
-        ({"ids": np.zeros(2)}, r"shape \(2,\).*length="), ({"ids": [1, 2]}, "list.*json.loads"), ({}, "missing.*fields="),
+        ({"ids": np.zeros(2)}, r"shape \(2,\).*length="), ({"ids": [1, 2]}, "list.*json.loads"),
+        ({}, "missing.*fields="),
     ],
 )  # fmt: skip
 def test_a_field_that_is_no_array_of_the_planned_length_is_refused(field: dict[str, Any], found: str) -> None:

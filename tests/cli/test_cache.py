@@ -15,8 +15,8 @@ import wdsdist
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.sources import Shards
 from tests.support.tars import write_shards
-from wdsdist.batching import LengthGroups
 from wdsdist._util.host import shard_cache_dir
+from wdsdist.batching import LengthGroups
 from wdsdist.cache import folder as cache_folder
 from wdsdist.cache.folder import CATALOG
 from wdsdist.cli import _wdsdist

@@ -36,7 +36,7 @@ def test_samples_are_indexed_in_the_order_of_the_shards(shards: Path) -> None:
 def test_too_many_open_files_are_an_error_that_says_so(shards: Path) -> None:
     dataset = StreamingDataset(shards)
     for more in range(3):  # for the index, its map, the tar, its map
-        pattern = r"shard .*000\.tar cannot be opened \(Too many open files\): raise the limit"
+        pattern = r"shard .*000\.tar cannot be read: Too many open files: raise the limit"
         with open_files_limited(more), pytest.raises(StorageError, match=pattern):
             dataset[0]
     assert dataset[0]["cls"] == b"0"

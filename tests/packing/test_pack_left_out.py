@@ -17,7 +17,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Destination
-from wdsdist.packing.members import BrokenPayload, FilePayload, Sample
+from wdsdist.packing.members import FilePayload, Sample
 
 
 def report(dest: Path) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
                 "a/./b",
             )
         ),
-        (("c", [("txt", b""), ("json", BrokenPayload("row 7 is no JSON"))]), "row 7 is no JSON"),
+        (("c", [("txt", b""), ("json", SourceError("row 7 is no JSON"))]), "row 7 is no JSON"),
         (("c", [("txt", FilePayload("/", 0))]), "/ (cannot be read: Is a directory|has .* bytes)"),
     ],
 )

@@ -73,9 +73,9 @@ def check_root(root: Path) -> None:
 def folders_in_use() -> set[Path]:
     """Return the cache folders of this user that live processes have open."""
     folders = set()
-    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 - unlike Path.glob, it ignores processes that end
         with contextlib.suppress(OSError):
-            path = Path(os.readlink(link))
+            path = Path(link).readlink()
             if path.name == CATALOG and path.stat().st_uid == os.geteuid():
                 folders.add(path.parent)
     return folders

@@ -266,6 +266,11 @@ def access(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def of_shards(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds the argument SHARDS, and the options by which data sets are opened."""
+    return click.argument("shards", nargs=-1, required=True)(access(command))
+
+
 def how_to_open() -> dict[str, Any]:
     """Return the options of `access` as `wdsdist.open` takes them: ``allow_elsewhere``, ``storage_options``."""
     return dict(click.get_current_context().meta[_ACCESS])

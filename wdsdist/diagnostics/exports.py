@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write, lies_in
+from wdsdist._util.files import atomic_write, lies_in, writing
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
 from wdsdist.shards.manifest import Manifest
@@ -96,13 +96,10 @@ def export(
         if not lies_in(path, Path(target)):
             raise DestinationError(f"{path.parent} is a link out of {target}, and nothing is written there: remove it")
     for path, content in files.items():
-        try:
+        with writing(path, ": name another output folder"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as stream:
                 stream.write(content)
-        except OSError as error:
-            remedy = "name another output folder"
-            raise DestinationError(f"{path} cannot be written ({error.strerror}): {remedy}") from error
     return list(files)
 
 

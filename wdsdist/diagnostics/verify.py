@@ -157,7 +157,7 @@ def verify(
         if progress:
             done, damaged = list(damage), sum(map(bool, damage.values()))
             size, samples = int(sizes[done].sum()), int(whole.counts[done].sum())
-            progress(ShardsProgress(len(done), len(numbers), size, int(sizes[numbers].sum()), samples, damaged))
+            progress(ShardsProgress(len(done), len(numbers), size, int(sizes[numbers].sum()), samples, damaged=damaged))
 
     report()
     with pool(workers, len(numbers)) as executor:

@@ -124,8 +124,7 @@ def _open_folder(
             pass
         except StorageError as error:  # a bucket that lists nothing refuses objects that do not exist, as below a view
             refusal = error
-    from wdsdist.curation import view_file
-    from wdsdist.shards import interop
+    from wdsdist.shards import interop, view_file
 
     options = storage.named(storage_options, [location])
     if view_file.is_view(location, options):

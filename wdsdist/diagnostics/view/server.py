@@ -20,6 +20,7 @@ from wdsdist import storage
 from wdsdist._util import strict_json
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
+from wdsdist._util.file_types import last_part
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _STATIC = Path(__file__).parent / "static"
-_FILES = {"": "text/html", "view.css": "text/css", "view.js": "text/javascript", "epoch.js": "text/javascript"}
-"""The files of the page, and their media types; no other file is served."""
+"""The files of the page; no other file is served."""
 
 _PIECE = 4 << 20
 """Bytes of a member that are sent at once."""
@@ -76,17 +76,13 @@ class View:
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
-    def file(self, request: Request) -> Response:
-        """Answer with a file of the page."""
-        from starlette.responses import Response
+    def page(self, request: Request) -> Response:
+        """Answer with the page itself."""
+        from starlette.responses import FileResponse
 
         from wdsdist.diagnostics.view.guard import PAGE
 
-        name = request.path_params.get("name", "")
-        if name not in _FILES:
-            raise IndexError(f"there is no file {name!r}")
-        content = (_STATIC / (name or "view.html")).read_bytes()
-        return Response(content, media_type=_FILES[name], headers={"content-security-policy": PAGE})
+        return FileResponse(_STATIC / "view.html", headers={"content-security-policy": PAGE})
 
     def data(self, request: Request) -> Any:
         """Return facts about the data set."""
@@ -142,8 +138,7 @@ class View:
         from starlette.responses import Response, StreamingResponse
 
         sample, member = self._member(request)
-        last = member.extension.lower().rpartition(".")[2]
-        kind = describe.MEDIA.get(last, "application/octet-stream")
+        kind = describe.MEDIA.get(last_part(member.extension), "application/octet-stream")
         headers = {"accept-ranges": "bytes"}
         if kind == "application/octet-stream":
             name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{sample.key}.{member.extension}".rpartition("/")[2])[-150:]
@@ -266,18 +261,20 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
     """
     extra("starlette", "view", "`wdsdist view`")
     from starlette.applications import Starlette
-    from starlette.routing import Route
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
     from wdsdist.diagnostics.view.guard import LOOPBACK, Guard
 
     sample = "{number:int}"
     pages = {
-        "/": view.file, "/static/{name}": view.file, f"/api/sample/{sample}": view.sample,
-        f"/member/{sample}/{{member:int}}": view.member, f"/picture/{sample}/{{member:int}}": view.picture,
+        "/": view.page, f"/api/sample/{sample}": view.sample, f"/member/{sample}/{{member:int}}": view.member,
+        f"/picture/{sample}/{{member:int}}": view.picture,
     }  # fmt: skip
     for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
     routes = [Route(path, _answering(page)) for path, page in pages.items()]
+    routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
     pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
     return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 

@@ -27,13 +27,13 @@ import numpy as np
 
 from wdsdist._util.pools import Carried, run_in_subprocess
 from wdsdist._util.validation import check_callable
-from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing import encoders
 from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, numbered, sample_size
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
+from wdsdist.packing.tables.open import is_dataset
 
 _NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64
@@ -261,7 +261,7 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
 
 def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
     samples = list(_samples(dataset, encode, numbers))
-    if next(_samples(dataset, encode, numbers)) != samples[0]:
+    if repr(next(_samples(dataset, encode, numbers))) != repr(samples[0]):  # errors are equal to themselves alone
         raise SourceError(f"{encode.value.source} gives another item 0 each time: turn random transforms off")
     return _looked_at("dataset", length, samples, encode.value)
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.files import atomic_write, writing
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, given
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
@@ -186,13 +187,10 @@ def save(manifest: Manifest, path: Path) -> Path:
         if path.is_relative_to(Path(index).parent) or Path(index).is_relative_to(path.parent):
             index = os.path.relpath(index, path.parent)
     header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
-    try:
+    with writing(f"the view {path}", ": choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        storage.put(str(path), array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
-    except OSError as error:
-        raise DestinationError(
-            f"the view {path} cannot be written ({error.strerror or error}): choose another folder"
-        ) from error
+        with atomic_write(path) as stream:
+            stream.write(array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
     return path
 
 
