@@ -31,11 +31,7 @@ def content(source: Path, *, but: set[str]) -> dict[str, bytes]:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("most", [50_000, writer.BUFFER + 50_000])  # bytes of a file: written with others, or alone
 def test_samples_that_cannot_be_read_are_left_out_whole(
-    source: Path,
-    tmp_path: Path,
-    before_writing: Callable[..., None],
-    workers: int,
-    most: int,
+    source: Path, tmp_path: Path, before_writing: Callable[..., None], workers: int, most: int
 ) -> None:
     (source / "part2/xxxxx/0038.huge").write_bytes(bytes(most))
     vanished, longer, shorter = (source / f"part0/xxxxx/{name}" for name in ("0003.bin", "0006.meta.json", "0009.bin"))

@@ -9,6 +9,7 @@ zip is no image, sound, video or array; what begins like a web page is no JSON. 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -273,8 +274,8 @@ class Batch:
     """Samples that are written together; one list for each of their properties costs least."""
 
     samples: list[Sample] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    """For each sample, the number of its extensions taken together."""
+    kinds: list[tuple[str, ...]] = field(default_factory=list)
+    """The extensions of each sample."""
     names: list[str] = field(default_factory=list)
     """For each member, like the next lists."""
     payloads: list[Payload] = field(default_factory=list)
@@ -292,9 +293,9 @@ class ShardContents:
         self._root = root + "/"
         self._on_error = on_error
         self._taken: set[str] = set()
-        self._kinds: dict[tuple[str, ...], int] = {}
+        self._kinds: dict[tuple[str, ...], tuple[str, ...]] = {}  # to keep each only once
         self._keys: list[str] = []
-        self._stored_kinds: list[int] = []
+        self._stored_kinds: list[tuple[str, ...]] = []
         self._offsets: list[Int64s] = []
         self._sizes: list[int] = []
         self._checksums: list[npt.NDArray[np.uint32]] = []
@@ -351,21 +352,17 @@ class ShardContents:
 
     def index(self, *, size: int, sha256: str) -> ShardIndex:
         """Return the index of the shard, given the size and digest of its tar."""
-        numbers: dict[str, int] = {}
-        kinds = list(self._kinds)
-        ids = {
-            kind: [numbers.setdefault(extension, len(numbers)) for extension in kinds[kind]]
-            for kind in dict.fromkeys(self._stored_kinds)
-        }
+        extensions = dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(self._stored_kinds)))
+        numbers = {extension: number for number, extension in enumerate(extensions)}
         keys = [key.encode() for key in self._keys]
         return ShardIndex(
             size=size,
             sha256=sha256,
-            extensions=tuple(numbers),
-            sample_starts=np.cumsum([0, *(len(ids[kind]) for kind in self._stored_kinds)], dtype=np.int64),
+            extensions=tuple(extensions),
+            sample_starts=np.cumsum([0, *map(len, self._stored_kinds)], dtype=np.int64),
             offsets=np.concatenate([np.empty(0, np.int64), *self._offsets]),
             sizes=np.array(self._sizes, np.int64),
-            extension_ids=np.array([number for kind in self._stored_kinds for number in ids[kind]], np.uint32),
+            extension_ids=np.array([numbers[each] for kind in self._stored_kinds for each in kind], np.uint32),
             key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
             key_bytes=np.frombuffer(b"".join(keys), np.uint8),
             left_out=tuple(self._left_out),
@@ -379,7 +376,7 @@ class ShardContents:
         kind = self._kinds.get(extensions)
         if kind is None:  # of extensions that readers can tell apart
             check_extensions(key, extensions)
-            kind = self._kinds[extensions] = len(self._kinds)
+            kind = self._kinds[extensions] = extensions
         check_key(key)
         if key in self._taken:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")

@@ -75,8 +75,8 @@ def write_planned(
     stated = getattr(lent, "_max_workers", None)
     workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
     # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
-    of_files = contents.of_files and not options.images.changes and not options.check_decode
-    threads = _ABREAST if of_files and not lent else 1
+    is_read = source.kind == "folder" and not options.images.changes and not options.check_decode
+    threads = _ABREAST if is_read and not lent else 1
     ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
 

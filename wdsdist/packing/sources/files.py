@@ -23,14 +23,7 @@ from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources.listing import (
-    Folder,
-    ListedSample,
-    Listing,
-    decoded,
-    list_samples,
-    shown,
-)
+from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, decoded, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.packing.tables.open import kind_of
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
@@ -156,13 +149,11 @@ class Files:
         *arguments: Any,
         state: str,
         root: bytes = b"",
-        of_files: bool = False,
     ) -> Source:
         """Return the source of all files below a ``root``.
 
         ``make`` gives samples their data, as `file_samples` does: it is called with ``arguments`` and the listed
-        samples. ``state`` identifies the files, beside their paths, sizes and times; ``of_files`` says that they are
-        local files, which any thread can read at any time.
+        samples. ``state`` identifies the files, beside their paths, sizes and times.
 
         Raises `SourceError` if there is no sample, for the first that cannot be packed unless such are left out, and
         for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
@@ -236,7 +227,6 @@ class Files:
                 left_out=tuple(left_out),
                 members=listing.members(numbers),
                 facts=facts,
-                of_files=of_files,
             )
 
         return Source(kind, label, state, load)
@@ -311,7 +301,7 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, f"{root}/")
-    return files.source("folder", options, file_samples, read, None, state="folder", of_files=True)
+    return files.source("folder", options, file_samples, read, None, state="folder")
 
 
 def _local(above: str, path: str, size: int, _: int) -> FilePayload:

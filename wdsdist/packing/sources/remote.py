@@ -79,10 +79,7 @@ def find(url: str, options: Options) -> Source:
     if not re.search(r"[*\[]", pattern) or kind_of(pattern) is None:
         folder, pattern = location, ""
         if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
-            try:
-                entry = storage.stat(location, bound)
-            except FileNotFoundError as error:
-                raise NotFoundError(f"{storage.shown(location)} does not exist") from error
+            entry = storage.stat(location, bound)
             if not entry.is_folder:
                 return _deferred(storage.shown(location), {location: entry}, entry.name, options, bound)
         if options.split is not None:

@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from wdsdist import storage
 from wdsdist._util.file_types import extension_of
 from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
-from wdsdist.errors import SourceError, given
+from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Content, check_columns, choose, suffix
@@ -124,8 +125,15 @@ def together(
 def _listed(
     kind: str, location: str | Path, home: Path, given: list[Path] | Carried[Table], options: Options
 ) -> Source:
-    """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default."""
-    mapped, finder, label = check_columns(options.columns), Finder.of(home, options.root), str(location)
+    """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default.
+
+    Raises `ArgumentError` for a ``root=`` that is no local folder.
+    """
+    mapped, label, root = check_columns(options.columns), str(location), storage.normalise(options.root or home)
+    if storage.is_remote(root) or not Path(root).is_dir():
+        problem = f"root is {storage.shown(root)}, which is no local folder"
+        raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
+    finder = Finder(root)
     source: TableFiles | Carried[Table]
     stamps: tuple[FileStamp, ...] = ()
     if isinstance(given, Carried):

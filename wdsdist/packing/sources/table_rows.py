@@ -25,7 +25,7 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
 from wdsdist._util.pools import Carried
-from wdsdist.errors import ArgumentError, SampleError, SourceError, given
+from wdsdist.errors import SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import (
     FilePayload,
@@ -69,18 +69,6 @@ class Finder:
     root: str
     """Where paths start."""
     _real: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Finder:
-        """Return the finder of a table's paths, which start from ``root=``, or else from the folder of the table.
-
-        Raises `ArgumentError` for a root that is no local folder.
-        """
-        path = os.fspath(folder) if root is None else storage.normalise(root)
-        if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
-            problem = f"root is {storage.shown(path)}, which is no local folder"
-            raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
-        return cls(path)
 
     def path(self, column: str, value: object) -> str:
         """Return the path of the file that a value of a column names.
