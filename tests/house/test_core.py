@@ -39,7 +39,7 @@ BUDGETS = {
 STILL_OVER = {
     "curation": 1_580,
     "packing": 5_860,
-    "shards": 4_063,
+    "shards": 4_048,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 
