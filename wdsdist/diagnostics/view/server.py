@@ -266,8 +266,8 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
     }  # fmt: skip
     for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
-    routes = [Route(path, _answering(page)) for path, page in pages.items()]
-    routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
+    files = Mount("/static", StaticFiles(directory=_STATIC))
+    routes = [files, *(Route(path, _answering(page)) for path, page in pages.items())]
     pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
     return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 
