@@ -94,7 +94,7 @@ class TestIndex:
         for arguments in ([shards], sorted(shards.glob("*.tar"))):
             run = wdsdist("index", *arguments)
             assert lines(run) == [f"indexed: 6 samples in 3 shards, 21.0 KiB, in {shards}"]
-            assert run.stderr.splitlines()[-1].startswith("indexing: 100%, 3 of 3 shards, 6 samples")
+            assert run.stderr.splitlines()[-1].startswith("indexing: 100%, 6 samples, 3 of 3 shards")
             assert library.open(shards).fingerprint == wanted.fingerprint
 
 

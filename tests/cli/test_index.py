@@ -29,7 +29,7 @@ def test_remote_tars_are_indexed_into_a_folder(wdsdist: Run, tars: Path, tmp_pat
         run = wdsdist("index", urls, "--output", tmp_path / "own", "--workers", 2)
         assert run.returncode == 0, run.stderr
         assert run.stdout.splitlines() == [f"indexed: 6 samples in 2 shards, 20.0 KiB, in {tmp_path / 'own'}"]
-        assert run.stderr.splitlines()[-1].startswith("indexing: 100%, 2 of 2 shards, 6 samples")
+        assert run.stderr.splitlines()[-1].startswith("indexing: 100%, 6 samples, 2 of 2 shards")
         run = wdsdist("verify", tmp_path / "own", "--allow-elsewhere")
         assert run.stdout.splitlines()[-1].endswith("no damage"), run.stdout + run.stderr
 

@@ -74,23 +74,3 @@ def test_a_view_is_refreshed_and_an_empty_one_is_saved_on_request(wdsdist: Run, 
     assert (refused.returncode, "would have no sample of 6" in refused.stderr) == (2, True)
     assert not (tmp_path / "none").exists()
     assert lines(wdsdist, *none, "--allow-empty") == [f"{tmp_path}/none: where false: 0 of 6 samples"]
-
-
-def test_what_cannot_be_chosen_is_one_line(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
-    for args, message in (
-        (("select", shards, tmp_path / "x", "--where", '"jpg.byte" > 1'), "did you mean 'jpg.bytes'?"),
-        (("select", shards, tmp_path / "x"), "say which samples: --where"),
-        (("select",), "name SHARDS and the DESTINATION, or a view by --refresh"),
-        (
-            ("select", shards, tmp_path / "x", "--keys", shards / "index.json", "--on", "txt.byte"),
-            "did you mean 'txt.bytes'",
-        ),
-        (("select", shards, tmp_path / "x", "--sample", "many"), "--sample is 'many': it must be a share above 0"),
-        (("split", shards, tmp_path / "x", "train"), "must be a name of its own and a share"),
-        (("split", shards, tmp_path / "x", "a=many"), "the share of 'a' is 'many': it must be above 0"),
-        (("select", shards, shards / "index.json", "--sample", "1"), "exists: name another file"),
-    ):
-        failed = wdsdist(*args)
-        assert failed.returncode == 2, args
-        assert message in " ".join(failed.stderr.split()), failed.stderr
-        assert not (tmp_path / "x").is_file()

@@ -20,8 +20,8 @@ import pytest
 import wdsdist
 from tests.support import forked
 from tests.support.programs import command
-from wdsdist.cli import progress
 from wdsdist.cli.options import _Echo
+from wdsdist.cli.output import meter
 from wdsdist.shards.progress import ShardsProgress
 
 
@@ -87,14 +87,14 @@ class TestLines:
     ) -> None:
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        with progress.meter("packing") as shown:
+        with meter("packing") as shown:
             for second in range(1, 13):
                 now[0] = 100.0 + second
-                shown(second * 2**20, 12 * 2**20, f"{second} of 12 shards")
+                shown(ShardsProgress(second, 12, second * 2**20, 12 * 2**20, 3 * second))
         assert capsys.readouterr().err.splitlines() == [
-            "packing: 41%, 5 of 12 shards, 1.0 MiB/s, 7 s left",
-            "packing: 83%, 10 of 12 shards, 1.0 MiB/s, 2 s left",
-            "packing: 100%, 12 of 12 shards, 1.0 MiB/s",
+            "packing: 41%, 15 samples, 5 of 12 shards, 3 samples/s, 1.0 MiB/s, 7 s left",
+            "packing: 83%, 30 samples, 10 of 12 shards, 3 samples/s, 1.0 MiB/s, 2 s left",
+            "packing: 100%, 36 samples, 12 of 12 shards, 3 samples/s, 1.0 MiB/s",
         ]
 
     def test_what_an_earlier_run_did_is_no_speed(
@@ -102,20 +102,21 @@ class TestLines:
     ) -> None:
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        with progress.meter("packing") as shown:
-            shown(50 * 2**20, 100 * 2**20, "kept")
+        with meter("packing") as shown:
+            shown(ShardsProgress(5, 10, 50 * 2**20, 100 * 2**20, 50, 100))
             now[0] = 110.0
-            shown(60 * 2**20, 100 * 2**20, "going on")
-        assert capsys.readouterr().err == "packing: 60%, going on, 1.0 MiB/s, 40 s left\n"
+            shown(ShardsProgress(6, 10, 60 * 2**20, 100 * 2**20, 60, 100, left_out=1))
+        line = "60%, 60 of 100 samples, 6 of 10 shards, 1 left out, 1 samples/s, 1.0 MiB/s, 40 s left"
+        assert capsys.readouterr().err == f"packing: {line}\n"
 
     def test_shards_of_unknown_size_take_no_line_each(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-        with progress.shards_meter("indexing", quiet=False) as shown:
+        with meter("indexing") as shown:
             for number in range(3):
                 shown(ShardsProgress(number + 1, 3, number * 2**20, number * 2**20, 4 * number))
-        assert capsys.readouterr().err == "indexing: 100%, 3 of 3 shards, 8 samples\n"
+        assert capsys.readouterr().err == "indexing: 100%, 8 samples, 3 of 3 shards\n"
 
 
 # Sets the title of a window and its size, rings, colours text in two ways, turns its direction, and begins a line.
@@ -241,8 +242,8 @@ class TestHostileNames:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "300")
-        with progress.meter("packing") as shown:
-            shown(1, 2, HOSTILE)
+        with meter(HOSTILE) as shown:
+            shown(ShardsProgress(1, 2, 1, 2, 1))
         assert SHOWN in harmless(capsys.readouterr().err)
 
     def test_what_is_logged_is_shown_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,9 +163,9 @@ def test_the_pairs_of_numbers_of_datacomp_are_texts_of_32_digits(tmp_path: Path)
             SourceError,
             "not a list of values: Object",
         ),
-        ("a.npy", lambda path: np.save(path, np.zeros((2, 2))), SourceError, "must hold strings, numbers, or pairs"),
+        ("a.npy", lambda path: np.save(path, np.zeros((2, 2))), SourceError, "it must be a list of strings or numbers"),
         ("a.json", b'{"key": 1}\n{"key": 2}', SourceError, r"a\.json is not a list.*JSON Lines end in \.jsonl"),
-        ("a.json", b'[["a"]]', SourceError, "it must be a JSON list"),
+        ("a.json", b'[["a"]]', SourceError, "it must be a list of strings"),
         ("a.jsonl", b'{"key": "s0/k1"}\n{"key": "s3', SourceError, "a.jsonl, row 2: it is not a JSON object"),
     ],
 )

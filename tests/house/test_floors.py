@@ -29,11 +29,11 @@ FLOORS: list[dict[str, str]] = [
     {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
     {"samples": "bytes of members to values, values to the columns of a batch"},
     {"media": "clips of audio and video, their lengths and their check, on PyAV"},
-    {"curation": "columns, tables, joins, queries and views, on pyarrow and DuckDB"},
     {
         "loader": "the data set, the loader, its workers, and how they resume",
         "packing": "what people download to shards: sources, plan, write",
     },
+    {"curation": "columns, joins, queries and choices of samples, on pyarrow and DuckDB"},
     {
         "batching": "token budgets, groups, buckets, packed rows: plans and their columns",
     },

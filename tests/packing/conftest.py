@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,17 @@ def before_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], ob
         monkeypatch.setattr(run, "make_plan", make_plan)
 
     return arrange
+
+
+@pytest.fixture
+def thread() -> Iterator[None]:
+    """A second thread in this process, which must not be forked then."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield
+    end.set()
+    thread.join()
 
 
 @pytest.fixture(autouse=True)

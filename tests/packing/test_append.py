@@ -17,12 +17,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.packing import pack_shown
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import (
-    ArgumentError,
-    DestinationError,
-    DestinationExistsError,
-    NotFoundError,
-)
+from wdsdist.errors import ArgumentError, DestinationError, DestinationExistsError, NotFoundError
 from wdsdist.packing import pack
 from wdsdist.shards import build_index as indexing
 

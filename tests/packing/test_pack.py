@@ -59,7 +59,7 @@ def test_one_process_writes_two_shards_of_files_at_a_time(
 
 
 def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(
-    source: Path, tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, data_bytes: DataBytes, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     methods: list[str] = []
 
@@ -70,14 +70,8 @@ def test_a_process_with_threads_is_not_forked_and_gets_the_same_bytes(
 
     monkeypatch.setattr(pools, "Processes", Recorded)
     pack(source, tmp_path / "forked", shard_samples=6, workers=2)
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    try:
-        pack(source, tmp_path / "served", shard_samples=6, workers=2)
-    finally:
-        end.set()
-        thread.join()
+    request.getfixturevalue("thread")
+    pack(source, tmp_path / "served", shard_samples=6, workers=2)
     assert methods == ["fork", "forkserver"]
     assert data_bytes(tmp_path / "forked") == data_bytes(tmp_path / "served")
 

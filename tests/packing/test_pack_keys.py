@@ -95,10 +95,7 @@ def test_another_rule_is_another_data_set(tmp_path: Path) -> None:
 NAMES = st.text("a1._ -", min_size=1, max_size=9).map(lambda text: f"a{text}").filter(lambda text: ".." not in text)
 
 
-@given(
-    st.lists(st.lists(NAMES, min_size=1, max_size=2), min_size=1, max_size=6),
-    st.sampled_from([None, "last-dot"]),
-)
+@given(st.lists(st.lists(NAMES, min_size=1, max_size=2), min_size=1, max_size=6), st.sampled_from([None, "last-dot"]))
 @fewer(3)
 def test_no_file_is_lost_whatever_the_names(
     tmp_path_factory: pytest.TempPathFactory, stems: list[list[str]], key: str | None

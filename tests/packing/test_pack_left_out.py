@@ -17,7 +17,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Destination
-from wdsdist.packing.members import BrokenPayload, FilePayload, Sample
+from wdsdist.packing.members import FilePayload, Sample
 
 
 def report(dest: Path) -> list[dict[str, Any]]:
@@ -31,11 +31,7 @@ def content(source: Path, *, but: set[str]) -> dict[str, bytes]:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("most", [50_000, writer.BUFFER + 50_000])  # bytes of a file: written with others, or alone
 def test_samples_that_cannot_be_read_are_left_out_whole(
-    source: Path,
-    tmp_path: Path,
-    before_writing: Callable[..., None],
-    workers: int,
-    most: int,
+    source: Path, tmp_path: Path, before_writing: Callable[..., None], workers: int, most: int
 ) -> None:
     (source / "part2/xxxxx/0038.huge").write_bytes(bytes(most))
     vanished, longer, shorter = (source / f"part0/xxxxx/{name}" for name in ("0003.bin", "0006.meta.json", "0009.bin"))
@@ -180,7 +176,7 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
                 "a/./b",
             )
         ),
-        (("c", [("txt", b""), ("json", BrokenPayload("row 7 is no JSON"))]), "row 7 is no JSON"),
+        (("c", [("txt", b""), ("json", SourceError("row 7 is no JSON"))]), "row 7 is no JSON"),
         (("c", [("txt", FilePayload("/", 0))]), "/ (cannot be read: Is a directory|has .* bytes)"),
     ],
 )

@@ -125,17 +125,6 @@ class TestADataSet:
         assert not list((tmp_path / "dest").glob(".tmp-*"))
 
 
-@pytest.fixture
-def thread() -> Iterator[None]:
-    """A second thread in this process, which must not be forked then."""
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    yield
-    end.set()
-    thread.join()
-
-
 class TestAnIterable:
     @given(
         sizes=st.lists(st.integers(0, 4000), min_size=1, max_size=60),
@@ -189,13 +178,6 @@ class TestAnIterableThatFails:
         pack(self.samples(200), dest, shard_samples=20)
         pack(self.samples(200), tmp_path / "undisturbed", shard_samples=20)
         assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")
-
-    def test_a_sample_that_cannot_be_packed_is_named(self, tmp_path: Path) -> None:
-        samples = ({"txt": "x"} if number != 1070 else {"txt": "x", "": "y"} for number in range(2000))
-        with pytest.raises(SourceError, match=r"^item 1,070 of generator .*: sample '000001070' has a member ''"):
-            pack(samples, tmp_path / "dest", shard_samples=100)
-        assert len(list((tmp_path / "dest").glob("*.tar"))) == 10
-        assert not list((tmp_path / "dest").glob(".tmp-*"))
 
     @pytest.mark.parametrize("again", [{"length": 200, "other": 70}, {"length": 75}])
     def test_other_samples_than_those_of_an_interrupted_run_replace_its_shards(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from wdsdist.packing import pack, sources
+from wdsdist.packing import pack, parallel, sources
 
 
 class Stalling:
@@ -42,11 +42,11 @@ def stalling(source: sources.Source) -> sources.Source:
 
     if source.is_stream:
         return replace(source, load=lambda: replace(source.contents, stream=iter(Stalling(source.contents.stream, 13))))
-    # One shard at a time, so that those before it are whole.
-    return replace(source, load=lambda: replace(source.contents, take=take, of_files=False))
+    return replace(source, load=lambda: replace(source.contents, take=take))
 
 
 def main(source: str, dest: str, workers: str, compress: str = "", append: str = "") -> None:
+    parallel._ABREAST = 1  # one shard at a time, so that those before it are whole
     find = sources.find
     sources.find = lambda *args, **options: stalling(find(*args, **options))
     pack(source, dest, shard_samples=5, workers=int(workers), compress=compress or None, append=bool(append))

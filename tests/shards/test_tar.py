@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.tars import file_entry, listing, scanned, skipped, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.tar.fields import BLOCK, END
-from wdsdist.shards.tar.member_names import split_name, split_stored_name
+from wdsdist.shards.tar.member_names import split_name
 from wdsdist.shards.tar.writer import header, padding, plain_headers, stored_size
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -289,7 +289,7 @@ def split_by_the_book(name: str, *, line_breaks: bool = False) -> tuple[str, str
 @example("_____.txt")
 def test_names_split_as_the_format_says(name: str) -> None:
     assert split_name(name) == split_by_the_book(name)
-    assert split_stored_name(name) == split_by_the_book(name, line_breaks=True)
+    assert split_name(name, is_stored=True) == split_by_the_book(name, line_breaks=True)
 
 
 @given(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.tars import compressed
 from wdsdist._util.extras import extra
-from wdsdist.errors import ArgumentError, ExtraMissingError, ShardDamagedError, StorageError
+from wdsdist.errors import ArgumentError, ExtraMissingError, NotFoundError, ShardDamagedError
 from wdsdist.packing.options import Options
 from wdsdist.storage import compression
 
@@ -98,7 +98,7 @@ def test_a_bomb_fills_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"x\.tar\.gz cannot be read: No such file"):
+    with pytest.raises(NotFoundError, match=r"x\.tar\.gz does not exist"):
         compression.codec_of(tmp_path / "x.tar.gz")
 
 

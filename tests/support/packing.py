@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist.packing import PackProgress
 from wdsdist.packing.members import FilePayload
 from wdsdist.packing.options import Options
-from wdsdist.packing.parallel import PackProgress
 from wdsdist.packing.run import run
 from wdsdist.packing.sources.source import Source
 from wdsdist.shards.manifest import Manifest
@@ -51,7 +51,7 @@ def _content(payload: Any) -> bytes:
         data = Path(payload.path).read_bytes()[payload.offset or 0 :]
         assert payload.offset is not None or len(data) == payload.size
         payload = data[: payload.size]
-    assert isinstance(payload, bytes), payload.reason
+    assert isinstance(payload, bytes), payload
     return payload
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from wdsdist.errors import DestinationError, NotFoundError, StorageError, WdsdistError
+
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
 """Error numbers of mounts without ``flock``, as Lustre and FUSE may be."""
 
@@ -65,6 +67,30 @@ def open_files_remedy(error: OSError, other: str = "take smaller batches, which 
     return f": raise the limit, as by `ulimit -n 65536` before the program starts, or {other}"
 
 
+@contextlib.contextmanager
+def reading(what: object, verb: str = "read") -> Iterator[None]:
+    """Turn an ``OSError`` in the block into `NotFoundError` or `StorageError`, which name what cannot be read."""
+    try:
+        yield
+    except WdsdistError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"{what} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"{what} cannot be {verb}: {error.strerror or error}{open_files_remedy(error)}") from error
+
+
+@contextlib.contextmanager
+def writing(what: object, remedy: str = "") -> Iterator[None]:
+    """Turn an ``OSError`` in the block into `DestinationError`, which names what cannot be written, and the remedy."""
+    try:
+        yield
+    except WdsdistError:
+        raise
+    except OSError as error:
+        raise DestinationError(f"{what} cannot be written ({error.strerror or error}){remedy}") from error
+
+
 TEMPORARY = ".tmp-"
 """Prefix of temporary files; the final name follows after a dash."""
 
@@ -76,12 +102,8 @@ _LEFT_AFTER = 24 * 3600
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Write a file atomically: it appears under its name only when it is complete and on disk.
 
-    An error leaves nothing behind. A process that is killed leaves ``.tmp-...-<name>`` in the same folder, which a
-    later write there removes after a day.
-
-    Args:
-        path: the file, whose folder must exist.
-        mode: its permissions, less the umask.
+    An error leaves nothing behind. A process that is killed leaves ``.tmp-...-<name>`` in the same folder, which must
+    exist; a later write there removes it after a day. ``mode`` is the permissions, less the umask.
     """
     _remove_left(path.parent)
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name}")

@@ -93,7 +93,7 @@ def private_under(parent: Path, name: str, *, remedy: str = "choose another dire
     """
     path = parent / name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_dirs(parent)
         path.mkdir(mode=0o700, exist_ok=True)
         # lstat: a link planted in a shared temporary directory would send our pickles to another user's folder.
         status = path.lstat()
@@ -113,10 +113,6 @@ def private_config_dir(name: str) -> Path:
     Raises what `private_under` raises.
     """
     folder, remedy = user_config_dir(), "set XDG_CONFIG_HOME to a directory that can be written"
-    try:
-        make_dirs(folder.parent)
-    except OSError as error:
-        raise DestinationError(f"cannot make the directory {folder.parent} ({error.strerror}): {remedy}") from error
     return private_under(private_under(folder.parent, folder.name, remedy=remedy), name, remedy=remedy)
 
 

@@ -217,8 +217,11 @@ class Catalog:
         import sqlite3
 
         make_root(self._root)
-        if self._limit is not None:
-            self._free_disk()
+        if self._limit is not None:  # evict any copies from a disk that is too full for the catalog
+            for path in self._root.glob("*/*-*.tar"):
+                if shutil.disk_usage(self._root).free >= _LEAST_DISK:
+                    break
+                self._evict(f"{path.parent.name}/{path.name}")
         self._locks = LockableFile(self._root / LOCKS, writable=True, create=True)
         self._reader = 0
         if self._path.is_symlink():  # SQLite would follow it
@@ -241,13 +244,6 @@ class Catalog:
         database.execute("PRAGMA busy_timeout = 0")  # SQLite would sleep up to 100 ms at a time
         self._database, self._inode = database, self._path.stat().st_ino
         return database
-
-    def _free_disk(self) -> None:
-        """Evict any copies from a disk that is too full for the catalog; other processes may do so at once."""
-        for path in self._root.glob("*/*-*.tar"):
-            if shutil.disk_usage(self._root).free >= _LEAST_DISK:
-                break
-            self._evict(f"{path.parent.name}/{path.name}")
 
 
 def _execute(database: sqlite3.Connection, statement: str) -> None:

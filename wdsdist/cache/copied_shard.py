@@ -12,10 +12,6 @@ from wdsdist.shards.shard_indexes import shard_index
 class CopiedShard:
     """A shard that is read through the cache: its location, and the size and digests that the manifest gives.
 
-    Args:
-        manifest: the data set.
-        number: which of its shards.
-
     Raises `NotFoundError`, or `StorageError` if a local file cannot be read.
     """
 

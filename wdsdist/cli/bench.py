@@ -6,7 +6,7 @@ import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import access, command, fields_option, number_option, opened
+from wdsdist.cli.options import command, fields_option, number_option, of_shards, opened
 from wdsdist.cli.output import contents, say
 
 
@@ -22,7 +22,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 
 
 @command("wdsdist bench shards", "wdsdist bench shards --decode rgb8 --fields jpg,cls --workers 0,2,4")
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @fields_option
 @click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
 @number_option("--batch-size", default=64, help="Samples per batch.")
@@ -30,7 +30,6 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--workers", metavar="N,N,...", callback=_numbers, help="Numbers of workers to try.  [default: up to the cores]"
 )
 @click.option("--seconds", type=float, metavar="S", default=3.0, help="Seconds for each number of workers.")
-@access
 def bench(
     shards: tuple[str, ...], fields: tuple[str, ...] | None, decode: str | None, workers: list[int], batch_size: int,
     seconds: float,

@@ -16,19 +16,18 @@ from wdsdist._util.host import shard_cache_dir
 from wdsdist._util.validation import check_integer, counted, human
 from wdsdist.cli.options import (
     ADVANCED,
-    access,
     cache_dir_option,
     command,
     epoch_options,
     json_option,
     number_option,
+    of_shards,
     opened,
     parsed,
     quiet_option,
     size_option,
 )
-from wdsdist.cli.output import say, say_json
-from wdsdist.cli.progress import meter
+from wdsdist.cli.output import meter, say, say_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,20 +67,23 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
     """Show what the cache holds, by data set.
 
     Each line shows a data set, its shards, their bytes, the last use, and the number of shards that live jobs use.
+    Without --cache-dir, the command shows the default folder, and each folder that a live job uses.
     """
+    from wdsdist.cache.folder import folders_in_use
     from wdsdist.diagnostics.cache_contents import usage
 
-    stores = usage(cache_dir)
+    folders = [cache_dir] if cache_dir else sorted({shard_cache_dir(None), *folders_in_use()})
+    contents = {folder: usage(folder) for folder in folders}
     if as_json:
-        say_json([asdict(store) for store in stores])
+        say_json([{"folder": str(folder)} | asdict(store) for folder in folders for store in contents[folder]])
         return
-    for store in stores:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(store.last_use))
-        busy = f", {store.in_use:,} in use" if store.in_use else ""
-        say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
-    kept = f"{counted(sum(store.shards for store in stores), 'shard')}, {human(sum(store.bytes for store in stores))}"
-    advice = "" if stores or cache_dir else ": to see another folder, pass --cache-dir"
-    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}{advice}")
+    for folder, stores in contents.items():
+        for store in stores:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(store.last_use))
+            busy = f", {store.in_use:,} in use" if store.in_use else ""
+            say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
+        shards, size = sum(store.shards for store in stores), sum(store.bytes for store in stores)
+        say(f"kept: {counted(shards, 'shard')}, {human(size)}, in {folder}")
 
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
@@ -110,14 +112,13 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
     cache="cache_dir cache_limit room stage",
     advanced=ADVANCED,
 )
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @epoch_options
 @number_option("--node", help="Number of this node.  [default: from the launcher, otherwise 0]")
 @size_option("--bytes", "room", help="Bytes to fetch.  [default: two shuffle windows]")
 @click.option("--stage", is_flag=True, help="Copy local shards too, for a slow mount.")
 @cache_dir_option
 @size_option("--cache-limit", help="Maximum size of the cache.")
-@access
 @quiet_option
 def warm(
     shards: tuple[str, ...], cache_dir: Path | None, cache_limit: int | None, quiet: bool, stage: bool,
@@ -137,6 +138,7 @@ def warm(
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.samples.fields import Fields
     from wdsdist.sampling.working_set import check_limit, copy_sizes
+    from wdsdist.shards.progress import ShardsProgress
     from wdsdist.shards.source import CacheOptions, picks_of
 
     manifest = opened(*shards)
@@ -172,17 +174,18 @@ def warm(
     def fetch(shard: int) -> None:
         cache.fetch_all(source.shard(shard), Fields(None).of_epoch(picks_of(manifest, shard)))
 
-    total, fetched = int(sizes[[*first]].sum()), 0
+    total, done = int(sizes[[*first]].sum()), list[int]()
     # What is needed sooner is not evicted for the rest.
     cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
         with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
             futures = {executor.submit(fetch, shard): shard for shard in first}
             try:
-                for count, future in enumerate(completed(futures), 1):
+                for future in completed(futures):
                     future.result()
-                    fetched += int(sizes[futures[future]])
-                    show(fetched, total, f"{count:,} of {len(first):,}")
+                    done.append(futures[future])
+                    in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
+                    show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
     finally:

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, command, opened, quiet_option
-from wdsdist.cli.output import say
-from wdsdist.cli.progress import shards_meter
+from wdsdist.cli.options import command, of_shards, opened, quiet_option
+from wdsdist.cli.output import meter, say
 
 
 @command(
@@ -18,7 +17,7 @@ from wdsdist.cli.progress import shards_meter
     join="join on only overwrite",
     advanced="output workers",
 )
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @click.option(
     "--field", "fields", multiple=True, metavar="NAME", help="A value of a small member: json.width.  [repeatable]"
 )
@@ -29,7 +28,6 @@ from wdsdist.cli.progress import shards_meter
 @click.option("--overwrite", is_flag=True, help="Replace values that differ from TABLE.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
 @click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
-@access
 @quiet_option
 def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> None:
     """Add columns to SHARDS, or refresh them.
@@ -42,13 +40,13 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     """
     from wdsdist.curation import column_file
     from wdsdist.curation.add import add_columns
-    from wdsdist.curation.arrays import KINDS
     from wdsdist.curation.columns import column
+    from wdsdist.packing.tables.arrays import KINDS
 
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None
     data = opened(*shards)
-    with shards_meter("reading", quiet=quiet) as progress:
+    with meter("reading", quiet=quiet) as progress:
         names = add_columns(data, on={own: theirs} if theirs else own, progress=progress, **options)
     if quiet:
         return

@@ -8,9 +8,17 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import access, command, how_to_open, key_rule, number_option, on_damage, opened, quiet_option
-from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import shards_meter
+from wdsdist.cli.options import (
+    command,
+    how_to_open,
+    key_rule,
+    number_option,
+    of_shards,
+    on_damage,
+    opened,
+    quiet_option,
+)
+from wdsdist.cli.output import contents, meter, say
 
 
 @command(
@@ -19,7 +27,7 @@ from wdsdist.cli.progress import shards_meter
     export="formats split",
     advanced="name splits key workers",
 )
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @click.option("--output", metavar="DIR", help="Folder for the indexes.  [default: next to the shards]")
 @click.option(
     "--export",
@@ -34,13 +42,12 @@ from wdsdist.cli.progress import shards_meter
 @click.option("--splits", is_flag=True, help="Write index-train.json and so on, one for each split in a folder.")
 @key_rule
 @on_damage
-@access
 @quiet_option
 def index(
     shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None,
     name: str | None, splits: bool, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Index tars by other tools, without changing them.
+    """Index tars from other tools, without changing them.
 
     It writes an index for each tar, and one index.json. SHARDS is a folder or URL of tars, or tars, or a pattern such
     as 'train-{000..127}.tar'. The tars may be compressed. For remote tars with large members, only the headers are
@@ -62,7 +69,7 @@ def index(
             manifest = opened(*shards)
     if manifest is None:
         options |= {"output": output, "workers": workers, **how_to_open()}
-        with shards_meter("indexing", quiet=quiet) as progress:
+        with meter("indexing", quiet=quiet) as progress:
             if splits:
                 manifests = build_index.index_splits(shards[0], progress=progress, **options)
             else:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import access, command, json_option, opened
+from wdsdist.cli.options import command, json_option, of_shards, opened
 from wdsdist.cli.output import described, say, say_json
 
 _NAMED = 10
@@ -16,8 +16,7 @@ _NAMED = 10
 
 
 @command("wdsdist info shards", "wdsdist info s3://bucket/train --json")
-@click.argument("shards", nargs=-1, required=True)
-@access
+@of_shards
 @click.option("--all", "everything", is_flag=True, help="Read the indexes of all shards.")
 @json_option
 def info(shards: tuple[str, ...], everything: bool, as_json: bool) -> None:

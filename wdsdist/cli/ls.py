@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wdsdist._util.validation import counted, human
-from wdsdist.cli.options import access, command, opened
+from wdsdist.cli.options import access, command, of_shards, opened
 from wdsdist.cli.output import say, written
 from wdsdist.errors import SampleError
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 @command("wdsdist ls shards", "wdsdist ls shards --samples | head")
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @click.option("--samples", is_flag=True, help="List samples: number, key, shard, fields with sizes.")
-@access
 def ls(shards: tuple[str, ...], samples: bool) -> None:
     """List the shards, one per line: name, samples, size.
 

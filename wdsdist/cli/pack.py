@@ -14,15 +14,14 @@ import click
 
 from wdsdist._util.validation import counted, human
 from wdsdist.cli.options import access, byte_count, command, how_to_open, opened, quiet_option
-from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import meter
+from wdsdist.cli.output import contents, meter, say
 from wdsdist.packing.options import Images, Options
 
 if TYPE_CHECKING:
     from wdsdist.distributed.run_once import Scope
-    from wdsdist.packing import PackProgress
     from wdsdist.packing.sources.source import Recognised
     from wdsdist.shards.manifest import Manifest
+    from wdsdist.shards.progress import ShardsProgress
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
@@ -100,9 +99,9 @@ def pack(
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
     SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
-    folder by save_to_disk of datasets), WebDataset shards, an IDX set such as mnist/train, or a URL of one of these. In
-    a folder, files that share a path up to the first dot of their names are one sample; in a table, each row is a
-    sample. SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
+    folder that datasets' save_to_disk wrote), WebDataset shards, an IDX set such as mnist/train, or a URL of one of
+    these. In a folder, files that share a path up to the first dot of their names are one sample; in a table, each row
+    is a sample. SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
     my_module:make_dataset. After an interruption, the same command continues; if the data set is complete, it returns
     at once.
     """
@@ -126,7 +125,7 @@ def pack(
     from wdsdist.distributed.run_once import data_download
     from wdsdist.packing.run import pack_splits, run
 
-    states: list[PackProgress] = []  # the first one and the last one
+    states: list[ShardsProgress] = []  # the first one and the last one
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         executor = None
@@ -136,16 +135,9 @@ def pack(
             executor = stack.enter_context(connect(engine, address))
         shown = stack.enter_context(meter("packing", quiet=quiet))
 
-        def show(state: PackProgress) -> None:
+        def show(state: ShardsProgress) -> None:
             states[1:] = [state]
-            note = (
-                f"{_of(state.samples_done, state.samples, 'sample')}, {_of(state.shards_done, state.shards, 'shard')}"
-            )
-            if state.left_out:
-                note += f", {state.left_out:,} left out"
-            if written := state.samples_done - states[0].samples_done:
-                note += f", {written / (time.monotonic() - began):,.0f} samples/s"
-            shown(state.bytes_done, state.bytes, note)
+            shown(state)
 
         def announce(recognised: Recognised) -> None:
             states.clear()  # of an earlier split
@@ -176,7 +168,7 @@ def _say_recognised(recognised: Recognised, *, err: bool = False) -> None:
         say(line, err=err)
 
 
-def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> None:
+def _sum_up(manifest: Manifest, states: list[ShardsProgress], seconds: float) -> None:
     """Print a summary of the packed data set."""
     from wdsdist.packing.destination import REPORT
     from wdsdist.storage import shown as shown_location
@@ -204,7 +196,3 @@ def _sum_up(manifest: Manifest, states: list[PackProgress], seconds: float) -> N
         say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
     if left_out := manifest.extra.get("left_out"):
         say(f"left out: {counted(left_out, 'sample')}, listed in {location}/{REPORT}")
-
-
-def _of(done: int, total: int | None, noun: str) -> str:
-    return counted(done, noun) if total is None else f"{done:,} of {counted(total, noun)}"

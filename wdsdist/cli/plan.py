@@ -120,8 +120,7 @@ def _imagined(num_shards: int, samples: int) -> Manifest:
     """Return the manifest of a data set that does not exist: even shards of unknown sizes."""
     import numpy as np
 
-    from wdsdist.shards.manifest import Manifest
-    from wdsdist.shards.manifest.source import Source
+    from wdsdist.shards.manifest import Manifest, Source
 
     count = check_integer("num_shards", num_shards, 1, 2**53)
     share, more = divmod(check_integer("samples", samples, 1, 2**53), count)

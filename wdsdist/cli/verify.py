@@ -6,11 +6,8 @@ from typing import Any
 
 import click
 
-from wdsdist.cli.options import access, command, field_list, number_option, opened, quiet_option
-from wdsdist.cli.output import contents, say
-from wdsdist.cli.progress import shards_meter
-
-_DAMAGED = 1
+from wdsdist.cli.options import command, field_list, number_option, of_shards, opened, quiet_option
+from wdsdist.cli.output import contents, meter, say
 
 
 @command(
@@ -20,7 +17,7 @@ _DAMAGED = 1
     repair="repair source",
     advanced="workers",
 )
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @click.option("--deep", is_flag=True, help="Decode every member, images and media to their ends.")
 @click.option(
     "--fields", metavar="LIST", callback=field_list, help="Fields that every sample must have, such as 'jpg;png,cls'."
@@ -29,7 +26,6 @@ _DAMAGED = 1
 @click.option("--repair", is_flag=True, help="Repair what can be repaired, and print what was done.")
 @click.option("--source", metavar="PLACE", help="Folder or URL of intact copies, for --repair.")
 @number_option("--workers", help="Processes that read.  [default: one per core]")
-@access
 @quiet_option
 @click.pass_context
 def verify(
@@ -46,7 +42,7 @@ def verify(
     if source is not None and not repair:
         raise click.UsageError("--source goes with --repair: give both")
     manifest = opened(*shards)
-    with shards_meter("verifying", quiet=quiet) as progress:
+    with meter("verifying", quiet=quiet) as progress:
         damage = diagnostics.verify(manifest, progress=progress, **options)
     for problem in damage:
         say(f"{shown(problem.shard)}: {' '.join(problem.problem.splitlines())}")
@@ -54,6 +50,6 @@ def verify(
     for result in repairs:
         say(f"{'' if result.done else 'not '}repaired: {shown(result.shard)}: {' '.join(result.what.splitlines())}")
     if damage and not (repairs and all(result.done for result in repairs)):
-        ctx.exit(_DAMAGED)
+        ctx.exit(1)
     if not quiet:
         say(f"verified: {contents(manifest)}, {'all damage repaired' if damage else 'no damage'}")

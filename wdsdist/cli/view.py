@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import check_integer, counted
-from wdsdist.cli.options import access, command, number_option, opened
+from wdsdist.cli.options import command, number_option, of_shards, opened
 from wdsdist.cli.output import say
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -21,7 +21,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
     batches="decode transform",
     server="port host with_token",
 )
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @number_option("--port", default=0, show_default=False, help="Port of the page.  [default: a free one]")
 @click.option("--host", metavar="NAME", default="127.0.0.1", help="Address to serve on, if not this machine's.")
 @click.option("--token", "with_token", is_flag=True, help="Put a token into the URL, if others use this machine.")
@@ -31,7 +31,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
     metavar="HOW",
     help="How batches are decoded: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
 )
-@access
 def view(
     shards: tuple[str, ...], port: int, host: str, with_token: bool, transform: str | None, decode: str | None
 ) -> None:
@@ -67,14 +66,13 @@ def view(
 
 
 @command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")
-@click.argument("shards", nargs=-1, required=True)
+@of_shards
 @number_option("-n", "count", default=16, help="Samples to show.")
 @click.option(
     "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with pictures."
 )
 @click.option("--where", metavar="SQL", help="Only samples for which an expression is true.")
 @number_option("--random", "seed", metavar="SEED", help="Random choice with this seed.  [default: the first samples]")
-@access
 def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | None, seed: int | None) -> None:
     """Show samples of SHARDS, as lines or as one HTML file.
 

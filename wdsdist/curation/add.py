@@ -6,24 +6,23 @@ shards. It opens no table: the user names a table for each join, and a data set 
 
 from __future__ import annotations
 
-import functools
-import itertools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import check_callable, check_integer, check_path, counted, hint
-from wdsdist.curation import arrays, column_file
+from wdsdist import storage
+from wdsdist._util.validation import check_callable, check_integer, check_path, counted
+from wdsdist.curation import column_file
 from wdsdist.curation.column_file import StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
 from wdsdist.curation.fields import checked, read_all
-from wdsdist.curation.join import Tables, column, match, name_in, open_tables
-from wdsdist.curation.tables import Table, pyarrow
+from wdsdist.curation.join import JoinedTables, Tables, match, paths_of
 from wdsdist.errors import ArgumentError, IndexFormatError, given, printable
+from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -52,63 +51,58 @@ def add_columns(
         check_integer("workers", workers, 1)
     folder = None if output is None else check_path("output", output)
     data, requested = manifest.whole, checked(manifest.whole, fields, probe)
-    stored, values = functools.cache(functools.partial(_stored, data)), dict[str, Any]()
-    candidates, joined, tables = list[str](), list[str](), list[Table]()
+    own, joined, tables = "", list[str](), None
     if join is not None:
         own, theirs = _compared(on)
         if own not in {*names(data), *requested}:
             requested += checked(data, [own])
-        labels, tables = open_tables(data, join, storage_options)
-        joined = _joined(tables, theirs, only)
-        candidates = [own, *joined]
-    elif not requested:
-        candidates = column_file.names(data)
-        if not candidates:
-            raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
+        options = data.client_options if storage_options is None else storage.named(storage_options, paths_of(join))
+        tables = JoinedTables(join, theirs, options)
+        joined = tables.names(only)
+    elif not requested and not column_file.names(data):
+        raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
+    used = [*requested, *([own] if own else ()), *joined] or column_file.names(data)
     with column_file.writing(data, folder) as write:
-        stale = [column for name in candidates if (column := stored(name)) is not None and column.lacking]
-        requested += checked(data, [column.name for column in stale if column.is_read and column.name not in requested])
-        if join is None and (outdated := [column for column in stale if column.tables]):
-            columns = ", ".join(column.name for column in outdated)
-            paths = ", ".join(sorted({path for column in outdated for path in column.tables}))
-            about = f"new shards lack the values of joined columns ({columns}): join their tables again ({paths})"
-            _log.warning("%s", printable(about))
+        stored = {name: _stored(data, name) for name in used}
+        stale = [column for column in stored.values() if column is not None and column.lacking]
+        requested += [column.name for column in stale if column.is_read and column.name not in requested]
+        if tables is None:
+            _warn_of_joined(stale)
+        values = dict[str, Any]()
 
-        def fill(name: str, others: Any, origin: str, paths: Iterable[str], *, is_read: bool) -> None:
+        def fill(name: str, others: Any, origin: str, paths: Sequence[str] = ()) -> None:
             """Fill the gaps of a column, and write it."""
-            before, column = values.get(name), stored(name)
-            if before is None:
-                known = dict[int, Any]()
-                if column is not None:
-                    known = {n: column.read(n) for n in np.flatnonzero(column.groups >= 0).tolist()}
-                before = _concatenated(data, known)
-            values[name], differing = arrays.filled_up(before, others, overwrite=overwrite)
+            column = stored[name]
+            if name not in values:
+                covered = [] if column is None else np.flatnonzero(column.groups >= 0).tolist()
+                values[name] = _concatenated(data, {shard: column.read(shard) for shard in covered if column})
+            values[name], differing = arrays.filled_up(values[name], others, overwrite=overwrite)
             if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"
                 raise ArgumentError(
                     f"{has} {name!r} already than {origin}; nothing was written: pass {given('overwrite', True)}",
                     argument="overwrite",
                 )
-            is_read = is_read or name in requested or (column is not None and column.is_read)
+            is_read = name in requested or (column is not None and column.is_read)
             write(name, values[name], dict.fromkeys([*(column.tables if column else ()), *paths]), is_read=is_read)
 
-        lacking = dict[str, Sequence[int]]()
-        for name in requested:
-            column = stored(name)
-            if column is None or not column.is_read:
-                lacking[name] = range(len(data.counts))
-            elif column.lacking:
-                lacking[name] = column.lacking
-        read = read_all(data, list(lacking), sorted(set().union(*lacking.values())), workers, progress)
-        for name in lacking:
-            fresh = {shard: read[shard][name] for shard in lacking[name]}
-            fill(name, _concatenated(data, fresh), "the members", (), is_read=True)
-        if tables:
+        shards = {name: _unread(stored[name], len(data.counts)) for name in requested}
+        read = read_all(data, [*filter(shards.get, shards)], sorted(set().union(*shards.values())), workers, progress)
+        for name in filter(shards.get, shards):
+            fill(name, _concatenated(data, {shard: read[shard][name] for shard in shards[name]}), "the members")
+        if tables is not None:
             filled = np.flatnonzero(data.counts).tolist()
             samples = values[own].chunks if own in values else map(ColumnReader(data, own).of_shard, filled)
-            rows = _match(data, own, samples, tables, theirs)
-        for name in joined:
-            fill(name, _taken(tables, name, rows), _label(tables), labels, is_read=False)
+            rows = match(data, own, samples, tables.keys(), tables.label)
+            num_used, unmatched = len(np.unique(rows[rows >= 0])), int((rows < 0).sum())
+            _log.log(
+                logging.WARNING if unmatched or num_used < tables.num_rows else logging.INFO,
+                f"joined {tables.label} by {own}: of {tables.num_rows:,} rows, {num_used:,} give values; "
+                f"of {len(rows):,} samples, {unmatched:,} have no row",
+            )
+            places = pyarrow().array(rows, mask=rows < 0)
+            for name in joined:
+                fill(name, tables.column(name).take(places), tables.label, tables.paths)
     return list(dict.fromkeys([*requested, *joined]))
 
 
@@ -121,6 +115,20 @@ def _stored(data: Manifest, name: str) -> StoredColumn | None:
         return None
 
 
+def _unread(column: StoredColumn | None, num_shards: int) -> list[int]:
+    """Return the shards whose members a column lacks."""
+    return column.lacking if column is not None and column.is_read else [*range(num_shards)]
+
+
+def _warn_of_joined(stale: Sequence[StoredColumn]) -> None:
+    """Warn of stale columns that only a join can complete."""
+    if outdated := [column for column in stale if column.tables]:
+        columns = ", ".join(column.name for column in outdated)
+        paths = ", ".join(sorted({path for column in outdated for path in column.tables}))
+        about = f"new shards lack the values of joined columns ({columns}): join their tables again ({paths})"
+        _log.warning("%s", printable(about))
+
+
 def _concatenated(data: Manifest, known: Mapping[int, Any]) -> Any:
     """Return the values of all samples, as a chunked array; samples of shards without known values have none."""
     counts = enumerate(data.counts.tolist())
@@ -129,60 +137,11 @@ def _concatenated(data: Manifest, known: Mapping[int, Any]) -> Any:
 
 def _compared(on: str | Mapping[str, str]) -> tuple[str, str]:
     """Return the column of the data set and the column of the tables that ``on`` names."""
-    pairs = {on: on} if isinstance(on, str) else on
-    if not isinstance(pairs, Mapping) or [type(name) for pair in pairs.items() for name in pair] != [str, str]:
-        raise ArgumentError(
-            f"on is {on!r}: it must be the name of a column, or a mapping from the column of the data set to the "
-            f"column of the table",
-            argument="on",
-        )
-    return next(iter(pairs.items()))
-
-
-def _joined(tables: Sequence[Table], on: str, only: Collection[str] | None) -> list[str]:
-    """Return the names of the tables' columns but the key, without columns of nested values; or only some.
-
-    Raises `ArgumentError` if a table lacks the key, or for a name in ``only`` that no table has.
-    """
-    known = dict[str, None]()
-    for table in tables:
-        key, is_nested = name_in(table, on), pyarrow().types.is_nested
-        known |= dict.fromkeys(each.name for each in table.schema if each.name != key and not is_nested(each.type))
-    for name in only or ():
-        if name not in known:
-            message = f"{tables[0].label} has no column {name!r}: {hint(name, known)}"
-            raise ArgumentError(message, argument="only")
-    joined = list[str]()
-    for name in known if only is None else only:
-        if column_file.is_free(name) or not name:
-            _log.warning("the column %r of %s is left out: the shards say it", name, _label(tables))
-        else:
-            joined.append(name)
-    return joined
-
-
-def _match(data: Manifest, own: str, samples: Iterable[Any], tables: Sequence[Table], on: str) -> Int64s:
-    """Match the rows of tables, counted one after another, with the samples; return the row of each sample or -1."""
-    num_rows = sum(table.num_rows for table in tables)
-    keys = itertools.chain.from_iterable(column(table, name_in(table, on)) for table in tables)
-    rows, is_matched = match(data, own, samples, keys, num_rows, _label(tables))
-    num_used, matched, unmatched = len(np.unique(rows[rows >= 0])), int(is_matched.sum()), int((rows < 0).sum())
-    _log.log(
-        logging.WARNING if unmatched or num_used < num_rows else logging.INFO,
-        f"joined {_label(tables)} by {own}: rows {num_rows:,}, {num_rows - matched:,} of them without a sample, "
-        f"{matched - num_used:,} with the key of an earlier row; samples matched {len(rows) - unmatched:,}, "
-        f"{unmatched:,} without a row",
+    match [(on, on)] if isinstance(on, str) else [*on.items()] if isinstance(on, Mapping) else on:
+        case [(str(own), str(theirs))]:
+            return own, theirs
+    raise ArgumentError(
+        f"on is {on!r}: it must be the name of a column, or a mapping from the column of the data set to the "
+        f"column of the table",
+        argument="on",
     )
-    return rows
-
-
-def _taken(tables: Sequence[Table], name: str, rows: Int64s) -> Any:
-    """Return the values of a column of the tables for the samples that have these rows, as an array."""
-    parts = list[Any]()
-    for table in tables:
-        parts += column(table, name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
-    return arrays.concatenated(parts).combine_chunks().take(pyarrow().array(rows, mask=rows < 0))
-
-
-def _label(tables: Sequence[Table]) -> str:
-    return tables[0].label if len(tables) == 1 else f"{len(tables):,} tables"

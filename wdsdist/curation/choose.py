@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import io
-import json
-import logging
 import math
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +16,13 @@ import xxhash
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
-from wdsdist.curation import arrays, columns, fields, query, view_file
-from wdsdist.curation.join import column, examples, match, name_in, open_at
-from wdsdist.curation.tables import kind_of, pyarrow
-from wdsdist.curation.view_file import MOST_IN_A_SHARD, Picks
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SampleError, SourceError, given
-from wdsdist.storage import compression
+from wdsdist.curation import columns, fields, query
+from wdsdist.curation.join import examples, match
+from wdsdist.errors import ArgumentError, IndexFormatError, given
+from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.lists import read_list
+from wdsdist.shards import view_file
+from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -35,7 +31,6 @@ Keys = Iterable[Any] | str | os.PathLike[str]
 
 _FEW = 1000
 """Values of a list that a view holds, so that it can be made again."""
-_log = logging.getLogger("wdsdist")
 
 
 def select(
@@ -84,71 +79,25 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     if on in columns.names(data):
         own = columns.column(data, on)
     elif on in (known := examples(data)):
-        shards = np.flatnonzero(data.counts).tolist()
-        read, picks = fields.read_all(data.whole, fields.checked(data.whole, [on]), shards), data.picks
-        parts = (read[n][on] if picks is None else read[n][on].take(pyarrow().array(picks.of_shard(n))) for n in shards)
-        own = arrays.concatenated(parts)
+        own = fields.column(data, on)
     else:
         raise columns.unknown(data, on, known)
+    note: dict[str, Any] = {}
     if isinstance(values, (str, os.PathLike)):
         location = storage.normalise(os.fspath(values))
         location = location if storage.is_remote(location) else str(Path(location).absolute())
-        label = storage.shown(location)
-        note: dict[str, Any] = {"from": location}
-        listed = _read_list(location, on, data.client_options)
+        label, note["from"] = storage.shown(location), location
+        listed = read_list(location, on, data.client_options)
     elif isinstance(values, Iterable) and not isinstance(values, bytes):
         listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
-        label = counted(len(listed), "value")
-        note = {"from": label}
+        label = note["from"] = counted(len(listed), "value")
         if len(listed) <= _FEW:
             note["list"] = listed.cast("large_string").to_pylist()
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
-    rows, _ = match(data, on, own.chunks, [listed], len(listed), label, argument)
-    return rows >= 0, note | {"values": len(listed), "on": on, "samples": int((rows >= 0).sum())}
-
-
-def _read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:
-    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list.
-
-    A line of a quarantine file that is cut off, as a killed process leaves it, is left out with a warning.
-    """
-    shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
-    if kind := kind_of(name):
-        table = open_at(location, options, on_error="skip" if kind == "jsonl" else "raise")
-        if table.bad_rows:
-            row, reason = table.bad_rows[0]
-            if not {"key", "field"}.issubset(table.schema.names):
-                raise SourceError(f"{shown}, row {row:,}: {reason}")
-            _log.warning("%s: %s cut off, such as row %s", shown, counted(len(table.bad_rows), "entry"), f"{row:,}")
-        return arrays.concatenated([*column(table, name_in(table, on))]).combine_chunks()
-    try:
-        content = storage.read(location, options)
-        if name.endswith(".gz"):
-            content, name = compression.unzip(content, compression.most_expanded(len(content))), name[:-3]
-        if name.endswith(".npy"):
-            array = np.load(io.BytesIO(content), allow_pickle=False)
-            if array.ndim == 1 and array.dtype.kind in "biufUS":
-                return arrays.from_values(array.tolist())
-            if array.ndim == 1 and array.dtype == np.dtype("u8,u8"):
-                # DataComp's identifiers: two halves of 32 hexadecimal digits.
-                return arrays.from_values(f"{int(high):016x}{int(low):016x}" for high, low in array)
-            raise ValueError("it must hold strings, numbers, or pairs of uint64, in one dimension")
-        if name.endswith(".json"):
-            values = json.loads(content)
-            if not isinstance(values, list) or not all(isinstance(value, (str, int, float)) for value in values):
-                raise ValueError("it must be a JSON list of strings or numbers")
-            return arrays.from_values(values)
-        if b"\0" in content:  # as a tar has; no sample would be found by its lines
-            raise ValueError("it holds bytes that no text has")
-        # As bytes: strings are split at further characters, which keys may hold.
-        return arrays.from_values(line for line in content.removeprefix(codecs.BOM_UTF8).splitlines() if line)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{shown} does not exist") from error
-    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
-        advice = "; JSON Lines end in .jsonl" if name.endswith(".json") else ""
-        raise SourceError(f"{shown} is not a list of values: {error}{advice}") from error
+    is_listed = match(data, on, own.chunks, [listed], label, argument) >= 0
+    return is_listed, note | {"values": len(listed), "on": on, "samples": int(is_listed.sum())}
 
 
 def split(

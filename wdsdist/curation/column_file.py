@@ -27,9 +27,9 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in, locked, mapped
 from wdsdist._util.host import private_config_dir, user_config_dir
-from wdsdist.curation import arrays
-from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError, given
+from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -147,11 +147,9 @@ def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Callable
         )
     home = _home(manifest)
     location = folders(manifest)[0] if output is None else str(output.absolute())
-    advice = f"name another folder with {given('output')}"
+    advice, folder = f"name another folder with {given('output')}", Path(location)
     if storage.is_remote(location):
         raise DestinationError(f"columns cannot be written to {storage.shown(location)}: {advice}")
-    folder = Path(location)
-    # A link in a data set must not lead out of it.
     if location == storage.join(home, FOLDER) and not lies_in(folder / "x", folder.parent):
         raise DestinationError(f"{folder} is a link that leads out of the data set: {advice}")
 

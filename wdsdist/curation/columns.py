@@ -18,10 +18,11 @@ import xxhash
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_column, hint
-from wdsdist.curation import arrays, column_file
-from wdsdist.curation.column_file import BYTES, FREE, KEY, SHARD, StoredColumn, is_free
-from wdsdist.curation.tables import pyarrow
+from wdsdist.curation import column_file
+from wdsdist.curation.column_file import BYTES, KEY, SHARD, StoredColumn, is_free
 from wdsdist.errors import ArgumentError, DestinationError
+from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import extensions_in, shard_index, shard_indexes
@@ -35,30 +36,26 @@ _SHARDS = 1024
 
 
 def names(manifest: Manifest) -> list[str]:
-    """Return the names of the columns: the free ones, then those in files; of several data sets the common ones."""
+    """Return the names of the columns: the built-in ones, then those in files; of several data sets the common ones."""
     known: list[list[str]] = []
     for part in manifest.data_sets:
-        extensions = extensions_in(part)
-        free = [*FREE, *(f"{extension}.bytes" for extension in extensions)]
-        free += [f"{extension}.tokens" for extension in extensions if _item_size(part, extension)]
-        free += [name for name in (CLASS, CLASS_NAME) if _has_classes(part, name)]
-        others = [name for name in column_file.names(part) if name not in (*free, *PARTS)]
-        known.append([*free, *others, *(PARTS if part.has_parts else ())])
+        of_indexes = _built_in(part)
+        others = [name for name in column_file.names(part) if name not in (*of_indexes, *PARTS)]
+        known.append([*of_indexes, *others, *(PARTS if part.has_parts else ())])
     return [name for name in known[0] if all(name in other for other in known)]
 
 
-def _has_classes(manifest: Manifest, name: str) -> bool:
-    """Return whether a name stands for a column of classes, and the data set has classes."""
-    is_class = name == CLASS or (name == CLASS_NAME and bool(manifest.extra.get("classes")))
-    return is_class and CLASS in extensions_in(manifest.whole)
-
-
-def _item_size(manifest: Manifest, extension: str) -> int:
-    """Return the bytes of a token of an array that was packed; 0 for any other member."""
-    note = manifest.extra.get("arrays", {}).get(extension)
-    if not note or not note["shape"]:
-        return 0
-    return int(np.dtype(note["dtype"]).itemsize * np.prod(note["shape"][1:], dtype=np.int64))
+def _built_in(part: Manifest) -> dict[str, int]:
+    """Return the columns that a data set has without files; of a size, the bytes that it counts as one, else 0."""
+    extensions = extensions_in(part)
+    known = {KEY: 0, SHARD: 0, BYTES: 1} | {f"{extension}.bytes": 1 for extension in extensions}
+    for extension in extensions:
+        note = part.extra.get("arrays", {}).get(extension)
+        if note and note["shape"] and (items := int(np.prod(note["shape"][1:], dtype=np.int64))):
+            known[f"{extension}.tokens"] = np.dtype(note["dtype"]).itemsize * items
+    if CLASS in extensions_in(part.whole):
+        known |= dict.fromkeys([CLASS, CLASS_NAME] if part.extra.get("classes") else [CLASS], 0)
+    return known
 
 
 def unknown(manifest: Manifest, name: str, fields: Iterable[str] = ()) -> ArgumentError:
@@ -102,28 +99,22 @@ class ColumnReader:
 
     def __init__(self, manifest: Manifest, name: str, item_sizes: Mapping[str, int] | None = None) -> None:
         self.manifest, self.name = manifest, check_column("the name of a column", name)
-        self._whole, is_class = manifest.whole, _has_classes(manifest, name)
-        self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
         self.is_part = name in PARTS and manifest.has_parts
         """Whether the view says the values, one for each part, not the samples of a shard."""
         self.stored: StoredColumn | None = None
         """The file of the values; ``None`` if the shards say them."""
+        self._whole, built_in = manifest.whole, _built_in(manifest)
+        is_class = name in (CLASS, CLASS_NAME) and name in built_in
+        self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
         if not self.is_part and not is_free(name):
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
-        if self.stored is not None and (lacking := self.stored.lacking):
-            shards, tables = len(self._whole.counts), ", ".join(self.stored.tables)
-            remedy = "run `wdsdist columns` on it" if self.stored.is_read else f"join {tables}"
-            raise ArgumentError(
-                f"the column {self.stored.name!r} has values for {shards - len(lacking):,} of the {shards:,} shards "
-                f"that the data set has now: {remedy} again, which adds the rest"
-            )
+            _check_complete(self.stored)
+        self._item_size = 0 if self.stored else built_in.get(name, 0)
+        """Bytes that a size counts as one; 0 if the column is no size."""
         extension, _, what = name.rpartition(".")
-        self._item_size = int(what == BYTES)
-        if what == "tokens":
-            self._item_size = _item_size(manifest, extension) or (item_sizes or {}).get(extension, 0)
-        is_size = name == BYTES or (self._item_size > 0 and extension in extensions_in(manifest))
-        self._is_size = is_size and self.stored is None
-        if self.stored is None and not (is_size or self.is_part or is_class or name in (KEY, SHARD)):
+        if what == "tokens" and not self.stored and f"{extension}.bytes" in built_in:
+            self._item_size = self._item_size or (item_sizes or {}).get(extension, 0)
+        if not (self.stored or self._item_size or self.is_part or name in built_in):
             raise unknown(manifest, name)
 
     def read(self, shards: Sequence[int]) -> Any:
@@ -131,26 +122,27 @@ class ColumnReader:
 
         A view has its own samples, in its own order.
         """
-        is_indexed, picks = self._is_size or self.name == KEY, None if self.is_part else self.manifest.picks
+        is_indexed, picks = self._item_size or self.name == KEY, None if self.is_part else self.manifest.picks
         indexes = shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
         values = ((number, self.of_shard(number, index)) for number, index in indexes)
-        if picks is None:
-            return arrays.concatenated(array for _, array in values)
-        return arrays.concatenated(array.take(pyarrow().array(picks.of_shard(number))) for number, array in values)
+        return arrays.concatenated(
+            array if picks is None else array.take(pyarrow().array(picks.of_shard(number))) for number, array in values
+        )
 
     def of_shard(self, number: int, index: ShardIndex | None = None) -> Any:
         """Return the values of all samples that a shard holds, as an array."""
         pa, picks, whole = pyarrow("columns"), self.manifest.picks, self._whole
         if self.is_part:
             assert picks is not None
-            samples = np.arange(self.manifest.counts[number])
-            return pa.array(picks.parts_in(number, samples)[PARTS.index(self.name)])  # type: ignore[index]
+            parts = picks.parts_in(number, np.arange(self.manifest.counts[number]))
+            assert parts is not None
+            return pa.array(parts[PARTS.index(self.name)])
         if self.name == SHARD:
             name = storage.split(whole.shown_name(number))[1]
             return pa.repeat(pa.scalar(name, "large_string"), int(whole.counts[number]))
         if self.name == KEY:
             return _keys(index or shard_index(whole, number))
-        if self._is_size:
+        if self._item_size:
             sizes, missing = self._sizes(index or shard_index(whole, number))
             return pa.array(sizes, mask=missing)
         if self.stored is not None:
@@ -167,7 +159,7 @@ class ColumnReader:
 
     def numbers(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Return the values of all samples that a shard holds, and which are missing; strings as uint64 hashes."""
-        if self._is_size:  # without pyarrow
+        if self._item_size:  # without pyarrow
             return self._sizes(shard_index(self._whole, number))
         values = self.of_shard(number)
         missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
@@ -182,6 +174,17 @@ class ColumnReader:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
         members = members_of(index, [self.name.rpartition(".")[0]])
         return np.append(index.sizes, 0)[members] // self._item_size, members < 0
+
+
+def _check_complete(column: StoredColumn | None) -> None:
+    """Raise `ArgumentError` if a column lacks values of shards."""
+    if column is not None and (lacking := column.lacking):
+        shards, tables = len(column.groups), ", ".join(column.tables)
+        remedy = "run `wdsdist columns` on it" if column.is_read else f"join {tables}"
+        raise ArgumentError(
+            f"the column {column.name!r} has values for {shards - len(lacking):,} of the {shards:,} shards "
+            f"that the data set has now: {remedy} again, which adds the rest"
+        )
 
 
 def _keys(index: ShardIndex) -> Any:

@@ -7,26 +7,26 @@ import json
 import logging
 import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import last_part
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import counted, hint
-from wdsdist.curation import arrays
 from wdsdist.curation.column_file import KEY, file_name, is_free
 from wdsdist.curation.columns import members_of
-from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
+from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.samples.images.header import Head
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.progress import Report, ShardsProgress
@@ -193,6 +193,19 @@ def checked(manifest: Manifest, fields: Sequence[str], probes: Sequence[str] = (
     return names
 
 
+def column(manifest: Manifest, name: str) -> Any:
+    """Return the values of a field over the samples of a data set or view, as a chunked array; write no column.
+
+    Raises what `checked` and `read` raise.
+    """
+    picks, shards = manifest.picks, np.flatnonzero(manifest.counts).tolist()
+    read = read_all(manifest.whole, checked(manifest.whole, [name]), shards)
+    values = ((shard, read[shard][name]) for shard in shards)
+    return arrays.concatenated(
+        array if picks is None else array.take(pyarrow().array(picks.of_shard(shard))) for shard, array in values
+    )
+
+
 def read_all(
     data: Manifest, fields: Sequence[str], shards: Sequence[int], workers: int | None = None, progress: Report = None
 ) -> dict[int, dict[str, Any]]:
@@ -203,7 +216,7 @@ def read_all(
     if not fields:
         return {}
     made: dict[int, dict[str, Any]] = {}
-    failed, first = Counter[str](), dict[str, str]()
+    unreadable: dict[str, list[str]] = {name: [] for name in fields}
 
     def report() -> None:
         if progress:
@@ -218,13 +231,13 @@ def read_all(
         futures = {executor.submit(_read, carried, shard): shard for shard in shards}
         for future in completed(futures):
             made[futures[future]], reasons = future.result()
-            for name in filter(reasons.get, reasons):
-                failed[name] += len(reasons[name])
-                first[name] = min(first.get(name, reasons[name][0]), reasons[name][0])
+            for name in fields:
+                unreadable[name] += reasons[name]
             report()
-    for name, reason in first.items():
-        samples = counted(failed[name], "sample")
-        _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, reason)
+    for name, each in unreadable.items():
+        if each:
+            samples, first = counted(len(each), "sample"), min(each)
+            _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, first)
     return made
 
 
@@ -241,23 +254,16 @@ def read(manifest: Manifest, fields: Sequence[str], number: int, most: int | Non
     index = shard_index(manifest, number)
     count = index.num_samples if most is None else min(most, index.num_samples)
     readings = {name: reading for name in fields if (reading := _reading(name, index.extensions))}
-    columns = {name: pyarrow().nulls(count) for name in fields}
-    failed: dict[str, list[str]] = {name: [] for name in readings}
-    if not readings:
-        return columns, failed
     members = {name: members_of(index, reading.extensions)[:count] for name, reading in readings.items()}
-    is_whole = {name: reading.parse in _WHOLE for name, reading in readings.items()}
-    none = np.array([-1])
-    whole, headers = (
-        np.setdiff1d(np.concatenate([none, *(members[name] for name in readings if is_whole[name] == each)]), none)
-        for each in (True, False)
-    )
+    values: dict[str, list[Any]] = {name: [None] * count for name in fields}
+    unreadable: dict[str, list[str]] = {name: [] for name in fields}
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+        whole = _needed(members[name] for name in readings if readings[name].parse in _WHOLE)
+        headers = _needed(members[name] for name in readings if readings[name].parse not in _WHOLE)
         source = open_source(manifest, CacheOptions(Path(folder)))
         shard = source.open({number: lambda _: whole})[number]
         shard.verify(whole)
         shard.fetch_ranges(index.offsets[headers], np.minimum(index.sizes[headers], _HEADER))
-        values: dict[str, list[Any]] = {name: [None] * count for name in readings}
         for sample in range(count):
             parsed: dict[Any, Any] = {}  # a member is parsed once for all its columns
             for name, reading in readings.items():
@@ -267,8 +273,13 @@ def read(manifest: Manifest, fields: Sequence[str], number: int, most: int | Non
                         parsed[key] = parsed[key] if key in parsed else _parsed(shard, *key)
                         values[name][sample] = reading.value(parsed[key])
                 except (ValueError, RecursionError, ExtraMissingError) as error:
-                    failed[name].append(f"{manifest.shown_name(number)}: {index.key(sample)}: {error}")
-    return columns | {name: arrays.from_values(values[name]) for name in readings}, failed
+                    unreadable[name].append(f"{manifest.shown_name(number)}: {index.key(sample)}: {error}")
+    return {name: arrays.from_values(values[name]) for name in fields}, unreadable
+
+
+def _needed(members: Iterable[Int64s]) -> Int64s:
+    """Return the members that some columns need, each once; -1 stands for a sample without."""
+    return np.setdiff1d(np.concatenate([np.zeros(0, np.int64), *members]), [-1])
 
 
 def _parsed(shard: OpenShard, member: int, parse: Callable[[Head], Any]) -> Any:

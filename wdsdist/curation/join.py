@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
-from wdsdist.curation import arrays, column_file, fields
+from wdsdist.curation import column_file, fields
 from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.query import connected
-from wdsdist.curation.tables import Table, kind_of, open_table, pyarrow
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, given
+from wdsdist.errors import ArgumentError, given
+from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
+from wdsdist.packing.tables.open import open_at
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.spellings import matching
-from wdsdist.storage import engine
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -34,60 +35,75 @@ Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _MEMORY = 6 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
-_ROWS = 1_000_000
+_NONE = np.iinfo(np.int64).max
 _LOOKED_AT = 200
 """Samples, and rows, whose values are compared if no sample has a row."""
 _COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
 """Members whose values are compared with such a table."""
+_log = logging.getLogger("wdsdist")
 
 
-def open_tables(
-    data: Manifest, tables: Tables, storage_options: Mapping[str, Any] | None
-) -> tuple[list[str], list[Table]]:
-    """Open the tables that ``join`` names by paths, URLs and patterns; return their names without credentials, too.
+class JoinedTables:
+    """The rows of tables, one table after another.
 
-    Raises `NotFoundError` for a pattern that nothing matches, and what `open_at` raises.
+    Args:
+        tables: their paths, URLs and patterns.
+        on: the column that is matched with samples; ``json.uid`` of a data set is often ``uid`` of a table.
+        options: of the stores of the tables.
+
+    Raises `ArgumentError` if a table lacks that column, `NotFoundError` for a pattern that nothing matches, and what
+    `open_at` raises.
     """
-    paths: Any = [tables] if isinstance(tables, str | os.PathLike) else tables
-    is_list = isinstance(paths, Sequence) and len(paths) > 0
-    if not is_list or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
-    named = [storage.normalise(os.fspath(path)) for path in paths]
-    options = data.client_options if storage_options is None else storage.named(storage_options, named)
-    named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in named]
-    opened = [open_at(path, options) for pattern in named for path in matching(pattern, options)]
-    return [storage.shown(pattern) for pattern in named], opened
+
+    def __init__(self, tables: Tables, on: str, options: storage.StorageOptions | None) -> None:
+        named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in paths_of(tables)]
+        self.paths = [storage.shown(path) for path in named]
+        """The paths, URLs and patterns, without credentials."""
+        self._tables = [open_at(path, options) for pattern in named for path in matching(pattern, options)]
+        self._keys = [table.name_of(on) for table in self._tables]
+        self.num_rows = sum(table.num_rows for table in self._tables)
+        self.label = self._tables[0].label if len(self._tables) == 1 else f"{len(self._tables):,} tables"
+
+    def names(self, only: Collection[str] | None) -> list[str]:
+        """Return the names of all columns but the key and nested ones, or only some.
+
+        Raises `ArgumentError` for a name in ``only`` that no table has.
+        """
+        is_nested, known = pyarrow().types.is_nested, dict[str, None]()
+        for table, key in zip(self._tables, self._keys, strict=True):
+            known |= {each.name: None for each in table.schema if each.name != key and not is_nested(each.type)}
+        names = [*(known if only is None else only)]
+        if unknown := [name for name in names if name not in known]:
+            message = f"{self._tables[0].label} has no column {unknown[0]!r}: {hint(unknown[0], known)}"
+            raise ArgumentError(message, argument="only")
+        for name in (built_in := [name for name in names if column_file.is_free(name) or not name]):
+            _log.warning("the column %r of %s is left out: the shards say it", name, self.label)
+        return [name for name in names if name not in built_in]
+
+    def keys(self) -> Iterator[Any]:
+        """Yield the values that are matched, of all rows, as arrays."""
+        for table, key in zip(self._tables, self._keys, strict=True):
+            yield from table.values(key)
+
+    def column(self, name: str) -> Any:
+        """Return a column of all rows as a chunked array; a table without it has missing values."""
+        parts = list[Any]()
+        for table in self._tables:
+            parts += table.values(name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
+        return arrays.concatenated(parts)
 
 
-def open_at(
-    location: str, options: storage.StorageOptions | None, on_error: Literal["raise", "skip"] = "raise"
-) -> Table:
-    """Open a table at a path or URL; a remote one is fetched into a temporary file, whose name is removed at once.
-
-    Raises `NotFoundError`, and `SourceError` if it is not a table that can be read.
-    """
-    shown, kind = storage.shown(location), kind_of(storage.split(location)[1].partition("?")[0])
-    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
-        try:
-            if storage.is_remote(location):
-                url, location = location, f"{folder}/table{'.gz' if shown.endswith('.gz') else ''}"
-                engine.fetch(url, Path(location), options)
-            return open_table(Path(location), kind=kind, label=shown, on_error=on_error)
-        except IsADirectoryError as error:
-            raise SourceError(f"{shown} is a folder: name a file in it") from error
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFoundError(f"{shown} does not exist") from error
+def paths_of(tables: Tables) -> list[str]:
+    """Return the paths, URLs and patterns that ``join`` names."""
+    paths = [tables] if isinstance(tables, str | os.PathLike) else tables
+    if isinstance(paths, Sequence) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
+        return [storage.normalise(os.fspath(path)) for path in paths]
+    raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
 
 
 def match(
-    data: Manifest,
-    own: str,
-    samples: Iterable[Any],
-    keys: Iterable[Any],
-    num_rows: int,
-    label: str,
-    argument: str = "on",
-) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    data: Manifest, own: str, samples: Iterable[Any], keys: Iterable[Any], label: str, argument: str = "on"
+) -> Int64s:
     """Match samples with rows by a value of each, compared as strings; of rows with the same value the first counts.
 
     Args:
@@ -95,33 +111,31 @@ def match(
         own: the column of the samples that is compared.
         samples: its values, as arrays.
         keys: the values of the rows, as arrays.
-        num_rows: how many these are.
         label: the name of the rows in messages.
         argument: named by the error if no row matches a sample.
 
     Returns:
-        int64 [samples], the row of each sample or -1; and bool [rows], whether a row has a sample.
+        int64 [samples]: the row of each sample, or -1.
 
     Raises `ArgumentError` if no row matches.
     """
     pa, failed = pyarrow(), list[Exception]()
     schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
     heads: dict[str, list[str]] = {"samples": [], "rows": []}
+    counts = dict.fromkeys(heads, 0)
 
     def numbered(name: str, parts: Iterable[Any]) -> Iterator[Any]:
-        first = 0
         try:
             for part in parts:
-                numbers, strings = pa.array(np.arange(first, first + len(part))), part.cast("large_string")
-                if len(heads[name]) < _LOOKED_AT:
-                    heads[name] += strings.drop_null()[:_LOOKED_AT].to_pylist()
-                yield pa.record_batch([numbers, strings], schema=schema)
-                first += len(part)
+                first, strings = counts[name], part.cast("large_string")
+                counts[name] += len(part)
+                heads[name] += _first(strings) if len(heads[name]) < _LOOKED_AT else []
+                yield pa.record_batch([pa.array(np.arange(first, counts[name])), strings], schema=schema)
         except Exception as error:  # DuckDB would raise another one in its place
             failed.append(error)
             raise
 
-    rows, is_matched = np.full(data.num_samples, num_rows), np.zeros(num_rows, bool)
+    rows = np.full(data.num_samples, _NONE)
     memory = min(_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3)
     with (
         tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as scratch,
@@ -132,39 +146,20 @@ def match(
         try:
             pairs = connection.sql("SELECT samples.n, rows.n FROM samples JOIN rows USING (key)")
             for batch in pa.RecordBatchReader.from_stream(pairs):
-                matching, row = (column.to_numpy() for column in batch.columns)
-                np.minimum.at(rows, matching, row)
-                is_matched[row] = True
+                np.minimum.at(rows, *(column.to_numpy() for column in batch.columns))
         except Exception:
             if failed:
                 raise failed[0] from None
             raise
-    has_row = rows < num_rows
-    if num_rows and len(rows) and not has_row.any():
+    if counts["rows"] and len(rows) and (rows == _NONE).all():
         raise ArgumentError(_advice(data, own, label, **heads), argument=argument)
-    return np.where(has_row, rows, -1), is_matched
+    return np.where(rows == _NONE, -1, rows)
 
 
-def name_in(table: Table, on: str) -> str:
-    """Return the column of a table that ``on`` means: ``json.uid`` of a data set is often ``uid`` of a table.
-
-    Raises `ArgumentError` if the table has neither.
-    """
-    for name in (on, on.rpartition(".")[2]):
-        if name in table.schema.names:
-            return name
-    raise ArgumentError(
-        f"{table.label} has no column {on!r} to match samples by: {hint(on, table.schema.names)}", argument="on"
-    )
-
-
-def column(table: Table, name: str) -> Iterator[Any]:
-    """Yield the values of a column of a table, as arrays. Raises `SourceError` if they are nested."""
-    metadata = table.schema.field(name).metadata
-    try:
-        yield from (arrays.plain(batch.column(0), metadata) for batch in table.batches([name], rows=_ROWS))
-    except pyarrow().ArrowInvalid as error:
-        raise SourceError(f"{table.label}: samples cannot be matched by {name!r}: {error}") from error
+def _first(values: Any) -> list[str]:
+    """Return the first values that are not missing, as strings."""
+    first: list[str] = values.slice(0, 2 * _LOOKED_AT).cast("large_string").drop_null()[:_LOOKED_AT].to_pylist()
+    return first
 
 
 def _advice(data: Manifest, own: str, label: str, samples: Sequence[str], rows: Sequence[str]) -> str:
@@ -200,12 +195,11 @@ def examples(data: Manifest) -> dict[str, list[str]]:
     examples: dict[str, list[str]] = {}
     for name in (column_file.KEY, *column_file.names(part)):
         with contextlib.suppress(ArgumentError):
-            values = ColumnReader(part, name).read([shard]).slice(0, _LOOKED_AT).cast("large_string")
-            examples[name] = values.drop_null().to_pylist()
+            examples[name] = _first(ColumnReader(part, name).read([shard]))
     small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _COMPARED]
     members, _ = fields.read(part, small, shard, _LOOKED_AT)
     for member, values in members.items():
-        for value in values.cast("large_string").drop_null().to_pylist():
+        for value in _first(values):
             row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
             for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
                 if isinstance(inner, (str, int)) and inner != "":

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist.curation.columns import ColumnReader, keep_classes, names
-from wdsdist.curation.tables import pyarrow
 from wdsdist.errors import ArgumentError, given
+from wdsdist.packing.tables.arrays import pyarrow
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

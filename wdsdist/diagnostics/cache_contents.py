@@ -34,10 +34,7 @@ class Usage:
 
 
 def usage(folder: Path | None = None) -> list[Usage]:
-    """Return the contents of a cache by data set, the last used first.
-
-    Args:
-        folder: by default ``shards`` in the user's cache folder.
+    """Return the contents of a cache by data set, the last used first; by default of the user's cache.
 
     Raises `CacheError` if the folder is not safe, or cannot be read.
     """
@@ -66,7 +63,7 @@ def clean(
     live processes keep.
 
     Args:
-        folder: as `usage` takes it.
+        folder: by default the user's cache.
         sources: the folders or URLs of data sets, with all that lies below them; by default all.
         older_than: only copies that were not used for so many seconds.
         everything: remove all copies, if neither sources nor an age are given.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write, lies_in
+from wdsdist._util.files import atomic_write, lies_in, writing
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
 from wdsdist.shards.manifest import Manifest
@@ -59,15 +59,12 @@ def export(
     Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` if the
     folder cannot be written, and what `wdsdist.open` raises.
 
-    >>> import tempfile, pathlib
-    >>> from wdsdist.packing import pack
-    >>> root = pathlib.Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> _ = (root / "files" / "0001.txt").write_text("hello")
-    >>> manifest = pack(root / "files", root / "shards")
+    >>> import tempfile, wdsdist
+    >>> folder = Path(tempfile.mkdtemp()) / "shards"
+    >>> manifest = wdsdist.pack([{"__key__": "0001", "txt": "hello"}], folder)
     >>> [path.name for path in export(manifest, "dali")]
     ['shard-000000.idx']
-    >>> (root / "shards" / "shard-000000.idx").read_text()
+    >>> (folder / "shard-000000.idx").read_text()
     'v1.2 1\\ntxt 512 5 0001.txt\\n'
     """
     if format not in FORMATS:
@@ -96,13 +93,10 @@ def export(
         if not lies_in(path, Path(target)):
             raise DestinationError(f"{path.parent} is a link out of {target}, and nothing is written there: remove it")
     for path, content in files.items():
-        try:
+        with writing(path, ": name another output folder"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as stream:
                 stream.write(content)
-        except OSError as error:
-            remedy = "name another output folder"
-            raise DestinationError(f"{path} cannot be written ({error.strerror}): {remedy}") from error
     return list(files)
 
 

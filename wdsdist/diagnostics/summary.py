@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, column_file, columns
+from wdsdist.curation import column_file, columns
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import ArgumentError, WdsdistError
+from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 from wdsdist.shards.source import picks_of
@@ -34,10 +35,8 @@ _CLASSES = 10_000
 def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
     """Return the contents of a data set or view, as JSON has them.
 
-    Args:
-        manifest: the data set.
-        everything: read the indexes of all shards. By default, if there are many, the figures on members come from some
-            shards, as ``"looked_at"`` says.
+    If there are many shards, the figures on members come from some of them, as ``"looked_at"`` says, unless the indexes
+    of all are to be read (``everything``).
 
     Raises what `wdsdist.open` raises for a shard, if the manifest does not say which fields there are; any other
     problem is listed under ``"problems"``.

@@ -34,14 +34,9 @@ class Rate:
 def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, seconds: float = 3.0) -> Rate:
     """Measure the throughput of a loader whose training loop only touches the batches.
 
-    Args:
-        dataset: the data set to load.
-        batch_size: samples a batch.
-        workers: ``num_workers`` of the loader.
-        seconds: how long to measure, after a warm-up of a quarter of it.
+    It is measured for ``seconds``, after a warm-up of a quarter of that.
 
-    Raises:
-        ArgumentError: the data set has fewer samples than one batch.
+    Raises `ArgumentError` if the data set has fewer samples than one batch.
     """
     needed = check_integer("batch_size", batch_size, 1) * dataset.identity().world_size
     if dataset.num_samples < needed:

@@ -142,12 +142,8 @@ def _launcher_store(this: Identity, seconds: float) -> Store:
 def check_same(name: str, value: str, *, why: str = "it was replaced while the job started; start it again") -> None:
     """Raise `StateError` if this rank's value differs from the value of the first rank to call this with ``name``.
 
-    No rank waits for another. Without a process group nothing is compared.
-
-    Args:
-        name: what the value is, for the message.
-        value: a digest or a version.
-        why: the cause and the remedy, which end the message.
+    No rank waits for another. Without a process group nothing is compared. The message names the value, a digest or a
+    version, and ends with the cause and the remedy, ``why``.
 
     >>> check_same("index.json of s3://bucket/train", "6f0c...")
     """

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from wdsdist._util.files import atomic_write, locked
+from wdsdist._util.files import atomic_write, locked, writing
 from wdsdist._util.host import private_dir, private_under
 from wdsdist._util.validation import check_flag, check_path, check_seconds
 from wdsdist.distributed.barriers import post_failure
@@ -371,11 +371,8 @@ def _read(path: Path) -> _Outcome | None:
 
 def _write(path: Path, outcome: _Outcome) -> None:
     """Write the outcome of a call atomically."""
-    try:
-        with atomic_write(path, 0o600) as file:
-            pickle.dump(asdict(outcome), file)
-    except OSError as error:
-        raise DestinationError(f"cannot write {path}: {error.strerror}") from error
+    with writing(path), atomic_write(path, 0o600) as file:
+        pickle.dump(asdict(outcome), file)
 
 
 def _described(error: Exception) -> str:
@@ -387,10 +384,7 @@ def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
     """Return arrays that another process of this node has computed, or compute them while the others wait.
 
     They lie in the private directory of the node. If nothing can be kept there, each process computes for itself.
-
-    Args:
-        about: everything that the arrays depend on.
-        compute: computes them.
+    ``about`` says everything that the arrays depend on.
     """
     import numpy as np  # not at the top: a script may prepare its data without
 

@@ -118,7 +118,7 @@ def _differing_samples(state: Mapping[str, Any], own: State) -> list[str]:
     """Return, for a message, how many samples differ between the views of two states, if that is known."""
     if not (VIEW in state or VIEW in own) or state.get("fingerprint") == own["fingerprint"]:
         return []
-    from wdsdist.curation import view_file
+    from wdsdist.shards import view_file
 
     try:
         count = view_file.count_differing(str(state[VIEW]), str(own[VIEW]))

@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.packing.options import Images as Images
+from wdsdist.shards.progress import ShardsProgress as PackProgress
 
 if TYPE_CHECKING:
-    from wdsdist.packing.parallel import PackProgress as PackProgress
     from wdsdist.packing.run import pack as pack
     from wdsdist.packing.run import pack_splits as pack_splits
     from wdsdist.packing.run import recognise as recognise
@@ -20,4 +20,4 @@ def __getattr__(name: str) -> Any:
     """Import the packing code when it is first used: the command line needs the options alone."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{'parallel' if name == 'PackProgress' else 'run'}"), name)
+    return getattr(importlib.import_module(f"{__name__}.run"), name)

@@ -9,6 +9,7 @@ zip is no image, sound, video or array; what begins like a web page is no JSON. 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,16 +58,8 @@ class FilePayload:
     """Where a part starts; ``None`` for a whole file."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenPayload:
-    """A member whose data is known not to be there to read: its sample is an error, or is left out."""
-
-    reason: str
-    """The error message: the file or field, the problem, and the remedy."""
-    size: int = 0
-
-
-Payload = bytes | FilePayload | BrokenPayload
+Payload = bytes | FilePayload | SourceError
+"""The data of a member, or what is wrong with it: its sample is an error, or is left out."""
 Sample = tuple[str, list[tuple[str, Payload]]]
 """A key, and its members as (extension, payload) in the order in which they are written."""
 
@@ -103,12 +96,8 @@ class LeftOut(NamedTuple):
 
 
 def broken(key: str, error: SourceError) -> Sample:
-    """Return a placeholder for a broken sample, which is skipped and reported with this reason.
-
-    >>> broken("000000007", SourceError("item 7 cannot be read"))
-    ('000000007', [('broken', BrokenPayload(reason='item 7 cannot be read', size=0))])
-    """
-    return key, [("broken", BrokenPayload(str(error)))]
+    """Return the placeholder of a sample that cannot be made, which is an error, or is left out with this reason."""
+    return key, [("broken", error)]
 
 
 def numbered(number: int) -> str:
@@ -118,7 +107,7 @@ def numbered(number: int) -> str:
 
 def payload_size(payload: Payload) -> int:
     """Return the bytes of a member's data."""
-    return len(payload) if isinstance(payload, bytes) else payload.size
+    return payload.size if isinstance(payload, FilePayload) else len(payload) if isinstance(payload, bytes) else 0
 
 
 def sample_size(sample: Sample) -> int:
@@ -172,8 +161,8 @@ def opened(payload: Payload) -> Iterator[Callable[[memoryview], int]]:
 
     Raises `SourceError` if it cannot be read; for another size than it was listed with, before anything is read.
     """
-    if isinstance(payload, BrokenPayload):
-        raise SourceError(payload.reason)
+    if isinstance(payload, SourceError):
+        raise payload
     if isinstance(payload, bytes):
         yield io.BytesIO(payload).readinto
         return
@@ -285,8 +274,8 @@ class Batch:
     """Samples that are written together; one list for each of their properties costs least."""
 
     samples: list[Sample] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    """For each sample, the number of its extensions taken together."""
+    kinds: list[tuple[str, ...]] = field(default_factory=list)
+    """The extensions of each sample."""
     names: list[str] = field(default_factory=list)
     """For each member, like the next lists."""
     payloads: list[Payload] = field(default_factory=list)
@@ -304,9 +293,9 @@ class ShardContents:
         self._root = root + "/"
         self._on_error = on_error
         self._taken: set[str] = set()
-        self._kinds: dict[tuple[str, ...], int] = {}
+        self._kinds: dict[tuple[str, ...], tuple[str, ...]] = {}  # to keep each only once
         self._keys: list[str] = []
-        self._stored_kinds: list[int] = []
+        self._stored_kinds: list[tuple[str, ...]] = []
         self._offsets: list[Int64s] = []
         self._sizes: list[int] = []
         self._checksums: list[npt.NDArray[np.uint32]] = []
@@ -321,14 +310,12 @@ class ShardContents:
         try:
             for sample in samples:
                 try:
-                    following = self._add(batch, sample, most)
+                    if not self._add(batch, sample, most):
+                        yield batch
+                        batch = Batch()
+                        self._add(batch, sample, most)
                 except SourceError as error:
                     self.leave_out(sample[0], error)
-                    continue
-                if following is not None:  # there was no room for it
-                    if batch.samples:
-                        yield batch
-                    batch = following
         except WdsdistError:
             raise
         except OSError as error:  # which would be taken for an error of the destination
@@ -338,15 +325,13 @@ class ShardContents:
 
     def without(self, batch: Batch, failed: Mapping[int, SourceError]) -> Batch:
         """Return a batch less the samples of some members, or raise what is wrong with the first of these."""
-        rest = Batch()
-        member = 0
-        for sample in batch.samples:
-            key, members = sample
+        rest, member = Batch(), 0
+        for key, members in batch.samples:
             wrong = next((failed[number] for number in range(member, member + len(members)) if number in failed), None)
             member += len(members)
             self._taken.discard(key)
             if wrong is None:
-                self._add(rest, sample, batch.stored)
+                self._add(rest, (key, members), batch.stored)
             else:
                 self.leave_out(key, wrong)
         return rest
@@ -367,46 +352,38 @@ class ShardContents:
 
     def index(self, *, size: int, sha256: str) -> ShardIndex:
         """Return the index of the shard, given the size and digest of its tar."""
-        numbers: dict[str, int] = {}
-        kinds = list(self._kinds)
-        ids = {
-            kind: [numbers.setdefault(extension, len(numbers)) for extension in kinds[kind]]
-            for kind in dict.fromkeys(self._stored_kinds)
-        }
+        extensions = dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(self._stored_kinds)))
+        numbers = {extension: number for number, extension in enumerate(extensions)}
         keys = [key.encode() for key in self._keys]
         return ShardIndex(
             size=size,
             sha256=sha256,
-            extensions=tuple(numbers),
-            sample_starts=np.cumsum([0, *(len(ids[kind]) for kind in self._stored_kinds)], dtype=np.int64),
+            extensions=tuple(extensions),
+            sample_starts=np.cumsum([0, *map(len, self._stored_kinds)], dtype=np.int64),
             offsets=np.concatenate([np.empty(0, np.int64), *self._offsets]),
             sizes=np.array(self._sizes, np.int64),
-            extension_ids=np.array([number for kind in self._stored_kinds for number in ids[kind]], np.uint32),
+            extension_ids=np.array([numbers[each] for kind in self._stored_kinds for each in kind], np.uint32),
             key_starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
             key_bytes=np.frombuffer(b"".join(keys), np.uint8),
             left_out=tuple(self._left_out),
             checksums=np.concatenate([np.empty(0, np.uint32), *self._checksums]),
         )
 
-    def _add(self, batch: Batch, sample: Sample, most: int) -> Batch | None:
-        """Put a sample into a batch; if there is no room, return another one with it."""
+    def _add(self, batch: Batch, sample: Sample, most: int) -> bool:
+        """Put a sample into a batch; return whether there is room for it. An empty batch has room for any."""
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)
         if kind is None:  # of extensions that readers can tell apart
             check_extensions(key, extensions)
-            kind = self._kinds[extensions] = len(self._kinds)
+            kind = self._kinds[extensions] = extensions
         check_key(key)
         if key in self._taken:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
-        stored = 0
-        odd: dict[int, bytes] = {}
-        names: list[str] = []
-        sizes: list[int] = []
-        payloads: list[Payload] = []
+        stored, odd, names, sizes, payloads = 0, dict[int, bytes](), list[str](), list[int](), list[Payload]()
         for extension, payload in members:
             name = f"{key}.{extension}"
-            size = len(payload) if isinstance(payload, bytes) else payload.size
+            size = payload_size(payload)
             if len(name) > PLAIN_NAME or size >= SIZE_LIMIT or not name.isascii():
                 try:
                     head = odd[len(names)] = header(name, size)
@@ -417,10 +394,9 @@ class ShardContents:
             names.append(name)
             sizes.append(size)
             payloads.append(payload)
+        if batch.samples and batch.stored + stored > most:
+            return False
         self._taken.add(key)
-        full = batch.stored + stored > most
-        if full:
-            batch = Batch()
         if odd:
             batch.headers |= {len(batch.names) + number: head for number, head in odd.items()}
         batch.samples.append(sample)
@@ -429,7 +405,7 @@ class ShardContents:
         batch.sizes += sizes
         batch.payloads += payloads
         batch.stored += stored
-        return batch if full else None
+        return True
 
 
 def _short(key: Any) -> str:

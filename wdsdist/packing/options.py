@@ -76,8 +76,7 @@ class Images:
 
     def notes(self) -> dict[str, Any]:
         """Return what ``index.json`` says of it."""
-        values = {"max_side": self.max_side, "quality": self.quality, "store": self.store}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None and name != "max_pixels"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +120,7 @@ class Options:
     images: Images = option(None, "How images are encoded again.", hidden=True, decides=True)
     check_decode: bool = option(False, "Decode all members, to find damaged ones.", decides=True)
     compress: str | None = option(
-        None,
-        "Compress the shards, with a level from 1 to 22.  [default level: 3]",
-        metavar="zst[:LEVEL]",
-        decides=True,
+        None, "Compress the shards, with a level from 1 to 22.  [default level: 3]", metavar="zst[:LEVEL]", decides=True
     )
     overwrite: bool = option(False, "Replace a data set that wdsdist packed into DEST.")
     append: bool = option(False, "Add shards to the data set in DEST.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -25,6 +26,7 @@ from wdsdist.packing.plan import PackPlan, shard_name, shard_number
 from wdsdist.packing.reencoding import prepared
 from wdsdist.packing.sources.source import Source
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
+from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.tar.fields import END
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
@@ -32,27 +34,12 @@ _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackProgress:
-    """Progress of packing: once for the finished shards of an interrupted run, then after each shard."""
-
-    samples_done: int
-    samples: int | None
-    """In the whole data set, as for shards and bytes; ``None`` while an iterable has not ended."""
-    shards_done: int
-    shards: int | None
-    bytes_done: int
-    bytes: int | None
-    """In all tars, headers and padding included, as they were planned."""
-    left_out: int = 0
-    """Samples that could not be packed, of those done."""
+ShowProgress = Callable[[ShardsProgress], None]
+"""Is called for the finished shards of an interrupted run together, then after each shard."""
 
 
-ShowProgress = Callable[[PackProgress], None]
-
-
-def later(done: PackProgress, shard: WrittenShard, size: int) -> PackProgress:
-    """Return how far packing has come with one shard more, which counts for ``size`` bytes."""
+def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgress:
+    """Return the progress with one shard more, which counts for ``size`` bytes."""
     left_out = len(shard.left_out)
     return replace(
         done,
@@ -74,7 +61,7 @@ def write_planned(
     """
     contents, counts, sizes = source.contents, np.diff(plan.cuts).tolist(), plan.sizes.tolist()
     done: dict[int, WrittenShard] = {}
-    progress = PackProgress(0, len(source), 0, len(plan), 0, sum(sizes), len(contents.left_out))
+    progress = ShardsProgress(0, len(plan), 0, sum(sizes), 0, len(source), left_out=len(contents.left_out))
     names, present = [shard_name(first + number, options.compress) for number in range(len(plan))], target.sizes()
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         index = whole_index(target, name, present.get(name), options.on_error)
@@ -88,8 +75,8 @@ def write_planned(
     stated = getattr(lent, "_max_workers", None)
     workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
     # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
-    of_files = contents.of_files and not options.images.changes and not options.check_decode
-    threads = _ABREAST if of_files and not lent else 1
+    is_read = source.kind == "folder" and not options.images.changes and not options.check_decode
+    threads = _ABREAST if is_read and not lent else 1
     ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
 
@@ -136,31 +123,26 @@ def write_in_order(
         DestinationError: the destination cannot be written.
     """
     most, limit, compressed = options.shard_samples, check_bytes("shard_bytes", options.shard_bytes), options.compress
-    shard = size = count = 0
 
-    def shard_of(sample: Sample) -> int:
-        nonlocal shard, size, count
-        own = sample_size(sample)
-        if count and (len(END) + size + own > limit or count == most):
-            shard, size, count = shard + 1, 0, 0
-        size, count = size + own, count + 1
-        return shard
-
-    def different() -> Iterator[Sample]:
+    def numbered() -> Iterator[tuple[int, Sample]]:
+        """Yield each sample with the number of its shard."""
+        shard = size = count = 0
         last = None  # the writer of a shard sees only the keys in it
         for sample in prepared(source.contents.stream or (), options):
             if sample[0] == last:
-                error = SourceError(f"sample {last!r} is there twice: each needs a key of its own")
-                sample = broken(last, error)
-            last = sample[0]
-            yield sample
+                sample = broken(last, SourceError(f"sample {last!r} is there twice: each needs a key of its own"))
+            last, own = sample[0], sample_size(sample)
+            if count and (len(END) + size + own > limit or count == most):
+                shard, size, count = shard + 1, 0, 0
+            size, count = size + own, count + 1
+            yield shard, sample
 
     shards: list[WrittenShard] = []
-    done = PackProgress(samples_done=0, samples=None, shards_done=0, shards=None, bytes_done=0, bytes=None)
+    done = ShardsProgress(shards_done=0, shards=None, bytes_done=0, bytes=None, samples_done=0)
     show(done)
-    for number, samples in itertools.groupby(different(), shard_of):
-        name = shard_name(first + number, compressed)
-        shards.append(write_shard(target, name, samples, on_error=options.on_error, compress=compressed))
+    for number, samples in itertools.groupby(numbered(), operator.itemgetter(0)):
+        name, own = shard_name(first + number, compressed), (sample for _, sample in samples)
+        shards.append(write_shard(target, name, own, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)
     # Left over by an interrupted run, they would lie in the folder without being a part of the data set.

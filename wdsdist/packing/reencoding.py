@@ -8,6 +8,7 @@ result depends on the versions of the codecs, and on nothing else.
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import run_in_subprocess
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.encoders import encode
-from wdsdist.packing.members import BrokenPayload, Payload, Sample, Samples, or_skip, payload_size, sample_size, whole
+from wdsdist.packing.members import Payload, Sample, Samples, or_skip, sample_size, whole
 from wdsdist.packing.options import Images, Options
 from wdsdist.packing.sources.source import Source
 from wdsdist.samples.check import SampleCheck
@@ -51,49 +52,38 @@ def prepared(samples: Iterable[Sample], options: Options) -> Iterable[Sample]:
 def _prepared(samples: Iterable[Sample], images: Images, check_decode: bool) -> Iterator[Sample]:
     types = _SCALED if images.store is None else IMAGE_TYPES
     check = SampleCheck(None, decode=True, max_pixels=images.max_pixels) if check_decode else None
+    stored, magic = _STORED.get(images.store or "", ("", b""))
     for key, members in samples:
-        prepared = members if check is None else _checked(check, key, members)
-        if images.changes:
-            numbers = [n for n, (extension, _) in enumerate(prepared) if last_part(extension) in types]
-            prepared = list(prepared)
-            for number in numbers:
-                extension, payload = prepared[number]
-                try:
-                    data: Payload = reencoded(whole(payload), images, beside_others=len(numbers) > 1)
-                except SourceError as error:
-                    data = BrokenPayload(str(error))
-                except SampleError as error:
-                    data = BrokenPayload(f"{key}.{extension} cannot be encoded again ({error}): {or_skip()}replace it")
-                stored, magic = _STORED.get(images.store or "", ("", b""))
-                if stored and isinstance(data, bytes) and data.startswith(magic):
-                    before, dot, _ = extension.rpartition(".")
-                    extension = before + dot + stored
-                prepared[number] = extension, data
+        prepared = list(members) if check is None else _checked(check, key, members)
+        numbers = [n for n, (extension, _) in enumerate(prepared) if images.changes and last_part(extension) in types]
+        for number in numbers:
+            extension, payload = prepared[number]
+            try:
+                data: Payload = reencoded(whole(payload), images, beside_others=len(numbers) > 1)
+            except SourceError as error:
+                data = error
+            except SampleError as error:
+                data = SourceError(f"{key}.{extension} cannot be encoded again ({error}): {or_skip()}replace it")
+            if stored and isinstance(data, bytes) and data.startswith(magic):
+                before, dot, _ = extension.rpartition(".")
+                extension = before + dot + stored
+            prepared[number] = extension, data
         yield key, prepared
 
 
 def _checked(check: SampleCheck, key: str, members: list[tuple[str, Payload]]) -> list[tuple[str, Payload]]:
-    """Return the members of a sample; one that does not decode becomes a broken member."""
-    if any(isinstance(payload, BrokenPayload) for _, payload in members):
-        return members
-    checked = list(members)
-
-    def read(number: int) -> bytes:
-        extension, payload = members[number]
-        data = whole(payload)
-        checked[number] = extension, data  # it need not be read again
-        return data
-
-    layout = tuple(extension.lower() for extension, _ in members)
+    """Return the members of a sample with their data; one that does not decode becomes an error."""
     try:
-        problem = next(check.problems(layout, [payload_size(payload) for _, payload in members], read), None)
+        data = [whole(payload) for _, payload in members]
     except SourceError:
-        return members  # the writer meets it again
-    if problem is not None:
+        return list(members)  # the writer meets it again
+    checked: list[tuple[str, Payload]] = [(extension, each) for (extension, _), each in zip(members, data, strict=True)]
+    layout = tuple(extension.lower() for extension, _ in members)
+    for problem in itertools.islice(check.problems(layout, list(map(len, data)), data.__getitem__), 1):
         number = max(problem.member, 0)
         extension = members[number][0]
         name = f"sample {key!r}" if problem.member == ABSENT else f"{key}.{extension}"
-        checked[number] = extension, BrokenPayload(f"{name}: {problem.reason}: {or_skip()}replace it")
+        checked[number] = extension, SourceError(f"{name}: {problem.reason}: {or_skip()}replace it")
     return checked
 
 

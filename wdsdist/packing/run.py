@@ -20,7 +20,7 @@ from wdsdist.packing import destination, sources
 from wdsdist.packing.destination import Destination, Job
 from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Encode, Images, OnError, Options
-from wdsdist.packing.parallel import ShowProgress, write_in_order, write_planned
+from wdsdist.packing.parallel import write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.files import SplitsError
@@ -29,6 +29,7 @@ from wdsdist.packing.sources.source import Recognised, Source
 from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.progress import Report
 
 Announce = Callable[[Recognised], None]
 """Is called with what a source was recognised as, before anything is written."""
@@ -160,7 +161,7 @@ def pack_splits(
     source: str | os.PathLike[str],
     dest: str | os.PathLike[str],
     *,
-    progress: ShowProgress | None = None,
+    progress: Report = None,
     announce: Announce | None = None,
     **options: Any,
 ) -> dict[str, Manifest]:
@@ -187,7 +188,7 @@ def splits_of(source: str | os.PathLike[str], options: Options) -> dict[str, dic
     except SplitsError as error:
         splits = error.splits
     if not splits:
-        raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
+        raise SourceError(f"{source} holds no folders such as train and val: leave out {given('splits', True)}")
     shared: dict[str, Any] = {}
     if options.class_folders:
         notes = [sources.find(source, options, split=split).contents.notes for split in splits]
@@ -220,7 +221,7 @@ def run(
     source: str | os.PathLike[str] | Made,
     dest: str | os.PathLike[str],
     options: Options,
-    progress: ShowProgress | None = None,
+    progress: Report = None,
     announce: Announce | None = None,
 ) -> Manifest:
     """Pack a source, or one split of it, as `pack` does.

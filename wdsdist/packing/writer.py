@@ -94,8 +94,7 @@ def write_shard(
                 (_write_large if batch.stored > BUFFER else _write_batch)(out, contents, batch)
             out.buffer()[: len(END)] = END
             out.send(len(END))
-            digest = out.finish()
-            index = replace(contents.index(size=out.position, sha256=digest), stored=out.stored)
+            index = replace(contents.index(size=out.position, sha256=out.finish()), stored=out.stored)
         # The index comes second: a tar that has one is whole.
         with target.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wdsdist import storage
+from wdsdist._util.files import writing
 from wdsdist._util.pools import completed, pool
 from wdsdist._util.validation import check_callable, check_integer
 from wdsdist.errors import (
@@ -56,7 +57,7 @@ def index(
     allow_elsewhere: bool = False,
     progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Manifest:
-    """Index tars by other tools: write an index next to each tar, and ``index.json`` in their folder.
+    """Index tars from other tools: write an index next to each tar, and ``index.json`` in their folder.
 
     If remote tars have large members, only their headers are read, and they have no digest; other remote tars are
     streamed once. Each worker decompresses compressed tars into a temporary file. If the members of a sample are
@@ -214,10 +215,8 @@ def _target(locations: list[str], output: Location | None) -> tuple[str, list[st
                 f"the options of its store as storage_options"
             )
         parent = Path(folder, shard_index.index_name(location, folder)).parent
-        try:
+        with writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DestinationError(f"{parent} cannot be made ({error.strerror})") from error
     return folder, names
 
 

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShardsProgress:
-    """Progress of indexing or verifying shards, or of making columns from them."""
+    """Progress of packing, indexing or verifying shards, or of making columns from them."""
 
     shards_done: int
-    shards: int
-    """That have to be read; columns may cover others already."""
+    shards: int | None
+    """That have to be read or written; columns may cover others already. ``None`` while an iterable is packed."""
     bytes_done: int
-    """Bytes of these shards, though not all of them may be read."""
-    bytes: int
+    """Bytes of these shards, though not all of them may be read; of planned tars, headers and padding included."""
+    bytes: int | None
     samples_done: int
+    samples: int | None = None
     damaged: int | None = None
     """Shards found damaged so far; ``None`` if they are not verified."""
+    left_out: int = 0
+    """Samples that could not be packed, of those done."""
 
 
 Report = Callable[[ShardsProgress], None] | None

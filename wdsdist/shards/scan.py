@@ -25,7 +25,7 @@ from wdsdist._util.host import temporary_dir
 from wdsdist.errors import ShardDamagedError, StorageError, given
 from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.shard_indexes import regular
-from wdsdist.shards.tar.member_names import check_extensions, split_stored_name, why_skipped
+from wdsdist.shards.tar.member_names import check_extensions, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT, is_compressed
 from wdsdist.shards.tar.reader import Readable, entries
 from wdsdist.storage import compression, engine
@@ -43,14 +43,9 @@ _TRIED = 4
 def scan_shard(
     path: Path, *, label: str = "", tar_size: int = -1, skip: bool = False, key_rule: str = FIRST_DOT
 ) -> ShardIndex:
-    """Scan a whole tar and return its index, digest and checksums included.
+    """Scan a whole tar, compressed or not, and return its index, digest and checksums included, as `from_tar` makes it.
 
-    Args:
-        path: the tar, compressed or not.
-        label: its name in errors; by default its path.
-        tar_size: bytes of the tar in a compressed one, if they are known.
-        skip: leave out samples that readers would lose or mix.
-        key_rule: the rule by which names are cut.
+    ``label`` is its name in errors, by default its path; ``tar_size`` the bytes of the tar in a compressed one.
     """
     label = label or str(path)
     regular(path)
@@ -144,12 +139,8 @@ class _Ranges:
 def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = FIRST_DOT) -> ShardIndex:
     """Build the index of a tar in a buffer, whose samples may be scattered over it, without digest and checksums.
 
-    Args:
-        tar: all of it.
-        label: its name in errors.
-        skip: leave out a sample that readers would lose or mix, rather than raising: one with the same extension twice,
-            or with a member named like an entry that readers add.
-        key_rule: the rule by which names are cut.
+    Readers would lose or mix a sample with the same extension twice, or with a member named like an entry that they
+    add: with ``skip`` it is left out.
 
     Raises `ShardDamagedError` for such a sample or a tar that cannot be read without losing samples, and
     `ArgumentError` if there are more extensions than fields can be.
@@ -160,7 +151,7 @@ def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = F
     skipped = Counter[str]()
     try:
         for kind, name, offset, length in entries(tar, label=label):
-            parts = None if kind else split_stored_name(name, key_rule)
+            parts = None if kind else split_name(name, key_rule, is_stored=True)
             if parts is None:
                 skipped[kind or why_skipped(name)] += 1
                 continue

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import atomic_write, lies_in, open_files_remedy
+from wdsdist._util.files import atomic_write, lies_in, open_files_remedy, reading
 from wdsdist._util.host import is_own_file, make_dirs, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, load, places
@@ -32,13 +32,7 @@ _MOST_KEPT = 4_000_000
 def shard_index(
     manifest: Manifest, number: int, *, deadline: storage.Deadline | None = None, keep: bool = True
 ) -> ShardIndex:
-    """Return the index of a shard; a remote one without an index is scanned.
-
-    Args:
-        manifest: the data set.
-        number: of the shard.
-        deadline: of the requests for a remote index.
-        keep: whether to keep a remote index in memory.
+    """Return the index of a shard, and keep a remote one in memory (``keep``); one without an index is scanned.
 
     Raises what `wdsdist.open` raises for a shard, and `ShardDamagedError` for the index of another shard.
     """
@@ -105,19 +99,12 @@ def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
 
     A tar without an index is scanned once, and its index is kept in the first of these places that can be written.
 
-    Args:
-        path: the tar.
-        listed_in: the folder of the ``index.json`` that lists the tar: its index may lie there too.
-        key_rule: for a scan.
+    ``listed_in`` is the folder of that ``index.json``.
 
     Raises `NotFoundError` if the tar does not exist, and `ShardDamagedError` if it disagrees with its index.
     """
-    try:
+    with reading(f"shard {path}"):
         status = regular(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"shard {path} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"shard {path} cannot be read: {error.strerror}") from error
     base = str(path.parent) if listed_in is None else listed_in
     for location in places(str(path), base):
         if storage.is_remote(location):
@@ -125,8 +112,9 @@ def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
         try:
             index = load(Path(location))
         except OSError as error:  # it does not exist, or its name is longer than the file system allows
-            if remedy := open_files_remedy(error):
-                raise StorageError(f"shard {path} cannot be opened ({error.strerror}){remedy}") from error
+            if open_files_remedy(error):
+                with reading(f"shard {path}"):
+                    raise
             continue
         if index.file.size == status.st_size:
             return index

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import mapped, open_files_remedy, sha256
-from wdsdist.errors import NotFoundError, ShardDamagedError, StorageError
+from wdsdist._util.files import mapped, reading, sha256
+from wdsdist.errors import ShardDamagedError
 from wdsdist.shards.index import ShardIndex, checksums
 from wdsdist.shards.manifest import Manifest
 
@@ -73,14 +73,7 @@ class Counters(NamedTuple):
 
 
 class OpenShard:
-    """One open shard: its index, and its bytes until they are released.
-
-    Args:
-        manifest: the data set.
-        number: the number of the shard there.
-        index: of the shard.
-        content: the tar.
-    """
+    """One open shard of a data set: its index, and its bytes, the tar, until they are released."""
 
     def __init__(self, manifest: Manifest, number: int, index: ShardIndex, content: memoryview) -> None:
         self.number = number
@@ -232,12 +225,8 @@ class _MappedShard(OpenShard):
         self.path = path = storage.local_path(part.location(position))
         self._file = os.fspath(path)
         index = shard_index(manifest, number)
-        try:
+        with reading(f"shard {path}"):
             content = mapped(path)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"shard {path} does not exist") from error
-        except OSError as error:
-            raise StorageError(f"shard {path} cannot be opened ({error.strerror}){open_files_remedy(error)}") from error
         looks = np.unique(np.arange(_LOOKS) * index.num_samples // _LOOKS) if index.num_samples else np.zeros(0, int)
         if len(wrong := checksums.wrong_headers(index, index.sample_starts[looks], content)):
             raise checksums.damage(index, int(wrong[0]), os.fspath(path))

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsdist._util.extras import extra
-from wdsdist.errors import DestinationError, SampleError, ShardDamagedError, StorageError, WdsdistError
+from wdsdist._util.files import reading, writing
+from wdsdist.errors import SampleError, ShardDamagedError, StorageError, WdsdistError
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of the frame without data that pzstd begins with
@@ -32,13 +33,10 @@ _ALWAYS = 256 << 20
 def codec_of(path: Path) -> str | None:
     """Return the codec of a file by its first bytes; ``None`` if it is not compressed, or by an unknown codec.
 
-    Raises `StorageError` if it cannot be read.
+    Raises `NotFoundError`, or `StorageError` if it cannot be read.
     """
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(8)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb") as stream:
+        start = stream.read(8)
     if start[1:4] == _SKIPPABLE:
         return "zstd"
     return next((codec for magic, codec in _MAGIC.items() if start.startswith(magic)), None)
@@ -66,18 +64,11 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     read, and `DestinationError` if the target cannot be written.
     """
     label = label or str(path)
-    try:
-        # In place: the target may have been given its room before.
-        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=_CHUNK) as out:
-            out.writelines(_pieces(path, label, size))
-            out.truncate()
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(
-            f"{target.parent} cannot take {label}, decompressed ({error.strerror}): make room there, or set TMPDIR "
-            f"to another folder"
-        ) from error
+    remedy = f": make room in {target.parent}, or set TMPDIR to another folder"
+    flags = os.O_WRONLY | os.O_CREAT  # in place: the target may have been given its room before
+    with writing(f"{label}, decompressed,", remedy), os.fdopen(os.open(target, flags, 0o666), "wb", _CHUNK) as out:
+        out.writelines(_pieces(path, label, size))
+        out.truncate()
 
 
 def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
@@ -89,11 +80,13 @@ def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
         )
     most = left = size if size >= 0 else most_expanded(path.stat().st_size)
     try:
-        for piece in _zstd_pieces(path, label) if codec == "zstd" else _gzip_pieces(path):
-            left -= len(piece)
-            if left < 0:
-                break
-            yield piece
+        with gzip.open(path) as stream:
+            unzipped = iter(lambda: stream.read(_CHUNK), b"")
+            for piece in _zstd_pieces(path, label) if codec == "zstd" else unzipped:
+                left -= len(piece)
+                if left < 0:
+                    break
+                yield piece
     except WdsdistError:
         raise
     except Exception as error:  # each of the packages has its own, and zstandard's is not imported here
@@ -109,12 +102,6 @@ def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
             f"{label} expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is "
             f"not one, decompress it to a plain .tar, which has no limit"
         )
-
-
-def _gzip_pieces(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) as stream:
-        while piece := stream.read(_CHUNK):
-            yield piece
 
 
 def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsdist.errors import DestinationError, StorageError, WdsdistError
+from wdsdist._util.files import writing
+from wdsdist.errors import StorageError, WdsdistError
 from wdsdist.storage.failures import Attempts, Failure, failure_of
 from wdsdist.storage.store import Sink, connect, stat
 from wdsdist.storage.urls import StorageOptions, shown
@@ -248,23 +249,19 @@ def fetch(
     count = max(1, -(-total // policy.part_bytes))
     parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
     ways: list[list[Range]] = [[(0, None)]] if size is None else [parts, [(0, size)]]  # for a server without ranges
-    try:
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with writing(f"{path}, a copy of {shown(location)},"), os.fdopen(os.open(path, flags, 0o666), "r+b", 0) as file:
 
-            def write(offset: int, piece: memoryview) -> None:
-                while piece:
-                    written = os.pwrite(file.fileno(), piece, offset)
-                    offset, piece = offset + written, piece[written:]
+        def write(offset: int, piece: memoryview) -> None:
+            while piece:
+                written = os.pwrite(file.fileno(), piece, offset)
+                offset, piece = offset + written, piece[written:]
 
-            while True:
-                try:
-                    done = begin_ranges(location, ways.pop(0), write, options, size=size, deadline=deadline).result()
-                    file.truncate(done.bytes)
-                    return done
-                except StorageError as error:
-                    if error.kind != "ranges":
-                        raise
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(f"{path} cannot take {shown(location)}: {error.strerror}") from error
+        while True:
+            try:
+                done = begin_ranges(location, ways.pop(0), write, options, size=size, deadline=deadline).result()
+                file.truncate(done.bytes)
+                return done
+            except StorageError as error:
+                if error.kind != "ranges":
+                    raise

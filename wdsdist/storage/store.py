@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
-from wdsdist._util.files import atomic_write, check_readable
-from wdsdist.errors import IndexFormatError, NotFoundError, StorageError, WdsdistError
+from wdsdist._util.files import atomic_write, check_readable, reading
+from wdsdist.errors import IndexFormatError, NotFoundError, StorageError
 from wdsdist.storage.urls import StorageOptions, is_read_only, is_remote, local_path, scheme, shown
 
 if TYPE_CHECKING:
@@ -134,14 +134,8 @@ def call(
         tasks = [lambda _received, _sink, timeout: results.append(attempt(timeout))]
         Download(Request(location, verb), tasks, lambda *_: None, deadline, policy.patience).result()
         return results[0]
-    try:
+    with reading(location, verb):
         return attempt(math.inf)
-    except WdsdistError:
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{location} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"{location} cannot be {verb}: {error.strerror or error}") from error
 
 
 def read(

@@ -74,14 +74,23 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
+def archive_of(folder: Path, kind: str, files: Iterable[tuple[str, bytes]]) -> Path:
+    """Write a zip or a tar of files, whose names may be there twice."""
+    if kind == "tar":
+        return write(folder / "a.tar", plain_tar(files))
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+    return folder / "a.zip"
+
+
 # What stands in an archive
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_what_belongs_to_no_sample_is_counted(tmp_path: Path, kind: str) -> None:
     files = {"1.txt": b"1", "__MACOSX/._1.txt": b"", ".git/a.txt": b"", ".DS_Store": b"", "README": b"", "d/x": b""}
-    data = zip_bytes(files) if kind == "zip" else plain_tar(files.items())
-    source = find(write(tmp_path / f"a.{kind}", data))
+    source = find(archive_of(tmp_path, kind, files.items()))
     assert contents(source) == {"1.txt": b"1"}
     assert source.contents.notes == {
         "skipped": {"file in __MACOSX": 1, "hidden file or folder": 2, "name without a key and an extension": 2}
@@ -91,8 +100,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 @pytest.mark.parametrize("name", ["../x.txt", "a/../../x.txt", "..\\x.txt"])
 def test_a_name_that_leads_out_is_refused_or_left_out(tmp_path: Path, kind: str, name: str) -> None:
-    files = {"1.txt": b"1", name: b"evil"}
-    path = write(tmp_path / f"a.{kind}", zip_bytes(files) if kind == "zip" else plain_tar(files.items()))
+    path = archive_of(tmp_path, kind, [("1.txt", b"1"), (name, b"evil")])
     with pytest.raises(SourceError, match=rf"a\.{kind}/{re.escape(name)} leads out of the archive"):
         find(path)
     source = find(path, on_error="skip")
@@ -102,8 +110,7 @@ def test_a_name_that_leads_out_is_refused_or_left_out(tmp_path: Path, kind: str,
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_leading_slashes_and_dots_are_left_out_of_names(tmp_path: Path, kind: str) -> None:
-    files = {"/a/1.txt": b"1", "./b/2.txt": b"2", "c//./3.txt": b"3"}
-    path = write(tmp_path / f"a.{kind}", zip_bytes(files) if kind == "zip" else plain_tar(files.items()))
+    path = archive_of(tmp_path, kind, [("/a/1.txt", b"1"), ("./b/2.txt", b"2"), ("c//./3.txt", b"3")])
     assert contents(find(path)) == {"a/1.txt": b"1", "b/2.txt": b"2", "c/3.txt": b"3"}
 
 
@@ -111,11 +118,7 @@ def test_leading_slashes_and_dots_are_left_out_of_names(tmp_path: Path, kind: st
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_file_that_is_there_twice_is_refused_or_left_out(tmp_path: Path, kind: str) -> None:
     entries = [("1.txt", b"1"), ("2.txt", b"2"), ("./1.txt" if kind == "tar" else "1.txt", b"3")]
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in entries:
-            archive.writestr(name, data)
-    path = write(tmp_path / f"a.{kind}", buffer.getvalue() if kind == "zip" else plain_tar(entries))
+    path = archive_of(tmp_path, kind, entries)
     with pytest.raises(SourceError, match=rf"a\.{kind}/1\.txt is there twice"):
         find(path)
     assert contents(find(path, on_error="skip")) == {"2.txt": b"2"}

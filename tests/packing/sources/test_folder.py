@@ -54,11 +54,7 @@ def test_what_belongs_to_no_sample_is_counted(tmp_path: Path) -> None:
     source = find(tmp_path)
     assert list(extensions(source)) == ["1"]
     assert source.contents.notes == {
-        "skipped": {
-            "hidden file or folder": 2,
-            "name with a line break": 1,
-            "name without a key and an extension": 3,
-        }
+        "skipped": {"hidden file or folder": 2, "name with a line break": 1, "name without a key and an extension": 3}
     }
 
 

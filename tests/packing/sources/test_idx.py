@@ -96,17 +96,3 @@ def test_a_compressed_file_that_expands_without_end(tmp_path: Path, limit_expans
     (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(bomb)
     with pytest.raises(SourceError, match=r"a compressed member of .* unpacks to over"):
         find(tmp_path)
-
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "data"
-
-
-def test_fashion_mnist_is_read_as_published() -> None:
-    source = find(EXAMPLES / "t10k")
-    raw = gzip.decompress((EXAMPLES / "t10k-images-idx3-ubyte.gz").read_bytes())
-    labels = gzip.decompress((EXAMPLES / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
-    images = np.frombuffer(raw, np.uint8, offset=16).reshape(10_000, 28, 28)
-    assert len(source) == 10_000
-    assert members(source, [0, 123, 9_999]) == {
-        f"t10k-{n:06}": {"cls": str(labels[n]).encode(), "npy": npy_bytes(images[n])} for n in (0, 123, 9_999)
-    }

@@ -11,10 +11,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from wdsdist._util.files import atomic_write
+from wdsdist._util.files import atomic_write, writing
 from wdsdist._util.validation import human
 from wdsdist.diagnostics.view import describe, pictures
-from wdsdist.errors import DestinationError, WdsdistError
+from wdsdist.errors import WdsdistError
 from wdsdist.samples.member_reader import MemberReader, shard_name
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
@@ -35,11 +35,8 @@ def write(reader: MemberReader, numbers: Iterable[int], path: Path, *, title: st
         f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text()}</style>\n<body>\n<header><h1>{escape(title)}</h1>"
         f'</header>\n<p id="status"></p>\n<main class="grid">\n{tiles}\n</main>\n</body>\n</html>\n'
     )
-    try:
-        with atomic_write(path) as stream:
-            stream.write(page.encode("utf-8", "replace"))
-    except OSError as error:
-        raise DestinationError(f"{path} cannot be written: {error.strerror or error}") from error
+    with writing(path), atomic_write(path) as stream:
+        stream.write(page.encode("utf-8", "replace"))
 
 
 def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -> Iterator[tuple[str, ...]]:

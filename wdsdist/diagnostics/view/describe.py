@@ -100,14 +100,7 @@ def members(
 
 
 def member(extension: str, size: int, read: Read, limits: Limits, style: Style) -> Description:
-    """Describe one member; a fault of it is a description too.
-
-    Args:
-        extension: of the member, in any case.
-        size: bytes of the member.
-        read: reads its bytes.
-        limits: how much is shown.
-        style: facts about the data set.
+    """Describe one member of so many bytes, whatever the case of its extension; a fault of it is a description too.
 
     >>> member("cls", 1, lambda start, stop: b"3"[start:stop], TILE, Style(classes=("ant", "bee", "cat", "dog")))
     {'kind': 'number', 'text': '3', 'label': 'dog'}

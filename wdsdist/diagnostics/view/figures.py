@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import arrays, columns, query
+from wdsdist.curation import columns, query
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.errors import WdsdistError
+from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest import Manifest
 
 _BINS = 32
@@ -61,7 +61,15 @@ def of_column(
         }  # fmt: skip
         is_class = name == "cls" and bool(classes)
         if kind == "float" or not (is_class or len(np.unique(values[:10_000])) <= _FEW):
-            return about | _bins(name, values)
+            low, high, column = about["least"], about["most"], _quoted(name)
+            bins = min(_BINS, int(high - low) + 1) if kind == "int" else _BINS
+            counts, ends = np.histogram(values, bins=bins, range=(low, high) if high > low else None)
+            ways = ["<"] * (len(counts) - 1) + ["<="]
+            wheres = [
+                f"{column} >= {start} AND {column} {way} {stop}"
+                for start, stop, way in zip(ends.tolist(), ends[1:].tolist(), ways, strict=False)
+            ]
+            return about | {"counts": counts.tolist(), "edges": ends.tolist(), "wheres": wheres}
     different, counts = np.unique(values.astype(str) if kind == "text" else values, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     shown = np.sort(order) if len(order) <= _FEW and kind == "int" else order[:_BARS]
@@ -110,16 +118,3 @@ def examples(manifest: Manifest) -> list[str]:
 
 def _quoted(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
-
-
-def _bins(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
-    low, high = float(values.min()), float(values.max())
-    bins = min(_BINS, int(high - low) + 1) if values.dtype.kind in "iu" else _BINS
-    counts, edges = np.histogram(values, bins=bins, range=(low, high) if high > low else None)
-    column, last = _quoted(name), len(counts) - 1
-    ends = edges.tolist()
-    wheres = [
-        f"{column} >= {ends[number]} AND {column} {'<=' if number == last else '<'} {ends[number + 1]}"
-        for number in range(len(counts))
-    ]
-    return {"counts": counts.tolist(), "edges": ends, "wheres": wheres}

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
 from wdsdist._util import strict_json
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
+from wdsdist._util.file_types import last_part
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _STATIC = Path(__file__).parent / "static"
-_FILES = {"": "text/html", "view.css": "text/css", "view.js": "text/javascript", "epoch.js": "text/javascript"}
-"""The files of the page, and their media types; no other file is served."""
+"""The files of the page; no other file is served."""
 
 _PIECE = 4 << 20
 """Bytes of a member that are sent at once."""
@@ -75,17 +76,13 @@ class View:
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
-    def file(self, request: Request) -> Response:
-        """Answer with a file of the page."""
-        from starlette.responses import Response
+    def page(self, request: Request) -> Response:
+        """Answer with the page itself."""
+        from starlette.responses import FileResponse
 
         from wdsdist.diagnostics.view.guard import PAGE
 
-        name = request.path_params.get("name", "")
-        if name not in _FILES:
-            raise IndexError(f"there is no file {name!r}")
-        content = (_STATIC / (name or "view.html")).read_bytes()
-        return Response(content, media_type=_FILES[name], headers={"content-security-policy": PAGE})
+        return FileResponse(_STATIC / "view.html", headers={"content-security-policy": PAGE})
 
     def data(self, request: Request) -> Any:
         """Return facts about the data set."""
@@ -104,8 +101,7 @@ class View:
         """Return some samples of the data set, or of those for which ``where`` is true, from ``start`` on."""
         start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
         numbers: Sequence[int]
-        if where := request.query_params.get("where"):
-            chosen = self._chosen_by(where)
+        if (chosen := self._chosen(request)) is not None:
             numbers, total = chosen[start : start + count].tolist(), len(chosen)
         else:
             total = self.manifest.num_samples
@@ -118,8 +114,7 @@ class View:
         about = self._described(number, describe.PAGE)
         before: int | None = number - 1 if number else None
         after: int | None = number + 1 if number + 1 < total else None
-        if where := request.query_params.get("where"):
-            chosen = self._chosen_by(where)
+        if (chosen := self._chosen(request)) is not None:
             smaller, larger = chosen.searchsorted(number), chosen.searchsorted(number, "right")
             before = int(chosen[smaller - 1]) if smaller else None
             after = int(chosen[larger]) if larger < len(chosen) else None
@@ -143,8 +138,7 @@ class View:
         from starlette.responses import Response, StreamingResponse
 
         sample, member = self._member(request)
-        last = member.extension.lower().rpartition(".")[2]
-        kind = describe.MEDIA.get(last, "application/octet-stream")
+        kind = describe.MEDIA.get(last_part(member.extension), "application/octet-stream")
         headers = {"accept-ranges": "bytes"}
         if kind == "application/octet-stream":
             name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{sample.key}.{member.extension}".rpartition("/")[2])[-150:]
@@ -195,16 +189,15 @@ class View:
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
+        self._chosen(request)  # an expression that is wrong fails once, not in each column
         names = [name for name in self.manifest.columns if name not in ("key", "shard")]
         columns = [{"name": name, "is_free": is_free(name)} for name in names]
         return {"columns": columns, "examples": figures.examples(self.manifest)}
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
-        where = request.query_params.get("where")
-        chosen = self._chosen_by(where) if where else None
         name = request.query_params.get("name", "")
-        return figures.of_column(self.manifest, name, chosen, self.style.classes)
+        return figures.of_column(self.manifest, name, self._chosen(request), self.style.classes)
 
     def epoch(self, request: Request) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
@@ -217,6 +210,11 @@ class View:
             self.manifest, self._choice(request), rank=rank, number=number, style=self.style, decode=self.decode,
             transform=self.transform,
         )  # fmt: skip
+
+    def _chosen(self, request: Request) -> Int64s | None:
+        """Return the numbers of the samples for which ``where`` is true; without it, ``None``."""
+        where = request.query_params.get("where")
+        return self._chosen_by(where) if where else None
 
     def _choice(self, request: Request) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
@@ -263,18 +261,20 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
     """
     extra("starlette", "view", "`wdsdist view`")
     from starlette.applications import Starlette
-    from starlette.routing import Route
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
     from wdsdist.diagnostics.view.guard import LOOPBACK, Guard
 
     sample = "{number:int}"
     pages = {
-        "/": view.file, "/static/{name}": view.file, f"/api/sample/{sample}": view.sample,
-        f"/member/{sample}/{{member:int}}": view.member, f"/picture/{sample}/{{member:int}}": view.picture,
+        "/": view.page, f"/api/sample/{sample}": view.sample, f"/member/{sample}/{{member:int}}": view.member,
+        f"/picture/{sample}/{{member:int}}": view.picture,
     }  # fmt: skip
     for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
     routes = [Route(path, _answering(page)) for path, page in pages.items()]
+    routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
     pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
     return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 

@@ -20,7 +20,7 @@ import zlib
 from pathlib import Path
 
 from wdsdist.errors import ShardDamagedError, SourceError
-from wdsdist.packing.members import BrokenPayload, FilePayload, Payload, or_skip
+from wdsdist.packing.members import FilePayload, Payload, or_skip
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
@@ -104,9 +104,7 @@ def _zipped(file: FileStamp, _: str, size: int, position: int) -> Payload:
         if len(data) != size:
             raise zipfile.BadZipFile(f"it has {len(data):,} bytes, but {size:,} in the directory")
     except _DAMAGE as error:
-        return BrokenPayload(
-            f"{file.path}/{info.filename} is damaged ({error}): {or_skip()}fetch the archive again", size
-        )
+        return SourceError(f"{file.path}/{info.filename} is damaged ({error}): {or_skip()}fetch the archive again")
     return data
 
 

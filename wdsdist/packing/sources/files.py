@@ -13,26 +13,19 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
-from wdsdist.curation.tables import kind_of
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources.listing import (
-    Folder,
-    ListedSample,
-    Listing,
-    decoded,
-    list_samples,
-    shown,
-)
+from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, decoded, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
+from wdsdist.packing.tables.open import kind_of
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
 
@@ -74,21 +67,18 @@ def file_samples(
         yield key, [(extension, file if isinstance(file, bytes) else read(*file)) for extension, file in members]
 
 
+@dataclass(slots=True)
 class Files:
-    """The files of a folder, an archive or a store, by folder; what is skipped, and what is left out.
+    """The files of a folder, an archive or a store, by folder; what is skipped, and what is left out."""
 
-    Args:
-        label: names what is listed in messages.
-    """
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.skipped: Counter[str] = Counter()
-        """Number of skipped entries, which belong to no sample, by reason."""
-        self.left_out: list[LeftOut] = []
-        """What is left out before samples are formed."""
-        self.folders: dict[bytes, Folder] = {b"": Folder()}
-        """By path, with a slash at its end."""
+    label: str
+    """Names the source in messages."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Number of skipped entries, which belong to no sample, by reason."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """What is left out before samples are formed."""
+    folders: dict[bytes, Folder] = field(default_factory=lambda: {b"": Folder()})
+    """By path, with a slash at its end."""
 
     def leave_out(self, path: str | bytes, problem: str) -> None:
         """Note something that cannot be read."""
@@ -159,13 +149,11 @@ class Files:
         *arguments: Any,
         state: str,
         root: bytes = b"",
-        of_files: bool = False,
     ) -> Source:
         """Return the source of all files below a ``root``.
 
         ``make`` gives samples their data, as `file_samples` does: it is called with ``arguments`` and the listed
-        samples. ``state`` identifies the files, beside their paths, sizes and times; ``of_files`` says that they are
-        local files, which any thread can read at any time.
+        samples. ``state`` identifies the files, beside their paths, sizes and times.
 
         Raises `SourceError` if there is no sample, for the first that cannot be packed unless such are left out, and
         for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
@@ -239,7 +227,6 @@ class Files:
                 left_out=tuple(left_out),
                 members=listing.members(numbers),
                 facts=facts,
-                of_files=of_files,
             )
 
         return Source(kind, label, state, load)
@@ -300,20 +287,21 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
     if candidate.names is None:
         return None
     files, status = Files(str(root)), root.stat()
-    # Each folder to list, with the identities of the folder and of those around it.
+    # Each folder to list, with the identities (device and inode) of the folder and of those around it.
     todo = [(b"", frozenset({(status.st_dev, status.st_ino)}))]
     while todo:
         path, above = todo.pop()
         try:
             with os.scandir(os.fsencode(root) + b"/" + path) as entries:
                 for entry in entries:
-                    if (identity := _add(files, path, entry, above)) is not None:
-                        files.folders[inner := path + entry.name + b"/"] = Folder()
-                        todo.append((inner, above | {identity}))
+                    if not entry.name.startswith(b"."):
+                        todo += _add(files, path, entry, above)
+                    else:
+                        files.skipped[HIDDEN] += 1
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, f"{root}/")
-    return files.source("folder", options, file_samples, read, None, state="folder", of_files=True)
+    return files.source("folder", options, file_samples, read, None, state="folder")
 
 
 def _local(above: str, path: str, size: int, _: int) -> FilePayload:
@@ -322,13 +310,10 @@ def _local(above: str, path: str, size: int, _: int) -> FilePayload:
 
 def _add(
     files: Files, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """Add a directory entry to the files if it is a file; return the device and inode of a folder to list."""
+) -> list[tuple[bytes, frozenset[tuple[int, int]]]]:
+    """Add a directory entry: a file to the files, of a folder return its path and the identities to list it with."""
     inner = path + entry.name
     name = decoded(inner)
-    if entry.name.startswith(b"."):
-        files.skipped[HIDDEN] += 1
-        return None
     is_member = split_name(name) is not None
     try:
         status = entry.stat()
@@ -341,7 +326,7 @@ def _add(
             files.skipped[why_skipped(name)] += 1
         else:
             files.leave_out(inner, f"cannot be listed ({error.strerror}): repair it or move it away")
-        return None
+        return []
     identity = status.st_dev, status.st_ino
     if stat.S_ISDIR(status.st_mode):
         if decoded(entry.name) in CLUTTER_FOLDERS:
@@ -349,11 +334,12 @@ def _add(
         elif identity in above:  # followed, it would be listed without end
             files.skipped["link to a folder around it"] += 1
         else:
-            return identity
+            files.folders[inner + b"/"] = Folder()
+            return [(inner + b"/", above | {identity})]
     elif not is_member:
         files.skipped[why_skipped(name)] += 1
     elif not stat.S_ISREG(status.st_mode):
         files.skipped["device, pipe or socket"] += 1
     else:
         files.add(path, entry.name, status.st_size, mtime_ns=status.st_mtime_ns)
-    return None
+    return []

@@ -27,13 +27,13 @@ import numpy as np
 
 from wdsdist._util.pools import Carried, run_in_subprocess
 from wdsdist._util.validation import check_callable
-from wdsdist.curation.tables import is_dataset
 from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing import encoders
 from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, numbered, sample_size
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
+from wdsdist.packing.tables.open import is_dataset
 
 _NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64
@@ -204,12 +204,13 @@ class ItemEncoder:
         return array.tobytes()
 
 
-_Looks = tuple[int, str, dict[str, Any]]
-"""What samples that were made beforehand show of a source: the mean bytes of a sample in a tar; a digest of the
-samples, and of the number of items if it is known; and the ``notes`` and ``members`` of `Contents`."""
+def _looked_at(
+    kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder
+) -> tuple[int, str, dict[str, Any]]:
+    """Return what samples that were made beforehand show of a source of ``length`` items, if that is known.
 
-
-def _looked_at(kind: str, length: int | None, samples: list[Sample], encode: ItemEncoder) -> _Looks:
+    That is the mean bytes of a sample in a tar; a digest; and the ``notes`` and ``members`` of `Contents`.
+    """
     members_of_all = Counter(extension.lower() for _, members in samples for extension, _ in members)
     state = hashlib.sha256(f"{kind}\0{length}\0{sorted(encode.arrays.items())}\n".encode())
     for key, members in samples:
@@ -259,9 +260,9 @@ def _dataset(dataset: Any, encode: ItemEncoder) -> Source:
     return Source("dataset", encode.source, digest, lambda: contents)
 
 
-def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> _Looks:
+def _look(dataset: Carried[Any], encode: Carried[ItemEncoder], numbers: list[int], length: int) -> Any:
     samples = list(_samples(dataset, encode, numbers))
-    if next(_samples(dataset, encode, numbers)) != samples[0]:
+    if repr(next(_samples(dataset, encode, numbers))) != repr(samples[0]):  # errors are equal to themselves alone
         raise SourceError(f"{encode.value.source} gives another item 0 each time: turn random transforms off")
     return _looked_at("dataset", length, samples, encode.value)
 

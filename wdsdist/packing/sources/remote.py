@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.curation.tables import kind_of
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
-from wdsdist.packing.members import BrokenPayload, Payload, Sample
+from wdsdist.packing.members import Payload, Sample
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
+from wdsdist.packing.tables.open import kind_of
 from wdsdist.shards.manifest import check_location
 from wdsdist.storage import engine
 
@@ -58,9 +58,9 @@ def _fetched(folder: str, options: storage.StorageOptions, path: str, size: int,
     try:
         data = storage.read(location, options)
     except FileNotFoundError:
-        return BrokenPayload(f"{shown} has vanished {advice}")
+        return SourceError(f"{shown} has vanished {advice}")
     if len(data) != size:
-        return BrokenPayload(f"{shown} has changed from {size:,} to {len(data):,} bytes {advice}", size)
+        return SourceError(f"{shown} has changed from {size:,} to {len(data):,} bytes {advice}")
     return data
 
 
@@ -79,10 +79,7 @@ def find(url: str, options: Options) -> Source:
     if not re.search(r"[*\[]", pattern) or kind_of(pattern) is None:
         folder, pattern = location, ""
         if not url.endswith("/") and Path(storage.split(location)[1]).suffix:
-            try:
-                entry = storage.stat(location, bound)
-            except FileNotFoundError as error:
-                raise NotFoundError(f"{storage.shown(location)} does not exist") from error
+            entry = storage.stat(location, bound)
             if not entry.is_folder:
                 return _deferred(storage.shown(location), {location: entry}, entry.name, options, bound)
         if options.split is not None:

@@ -82,8 +82,6 @@ class Contents:
     """How many samples have each member, by its extension in lower case."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Further lines of the summary, each by its title."""
-    of_files: bool = False
-    """Whether samples are local files, which any thread can read at any time."""
     stream: Iterator[Sample] | None = field(default=None, repr=False)
     """The samples of an iterable, which can be read once, in one order; they have no numbers and no sizes."""
 

@@ -1,6 +1,6 @@
 """Tables whose rows are samples: CSV, TSV, JSON Lines, Parquet and Arrow files, and ``Dataset`` objects.
 
-All are read as Arrow by `wdsdist.curation.tables`. A first pass over the rows finds their sizes and keys, and the files
+All are read as Arrow by `wdsdist.packing.tables`. A first pass over the rows finds their sizes and keys, and the files
 that they name; the rows of a shard are read again where they are written.
 """
 
@@ -15,17 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from wdsdist import storage
 from wdsdist._util.file_types import extension_of
 from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
-from wdsdist.curation import tables
-from wdsdist.curation.tables import JSON_TEXT, Kind, Table
-from wdsdist.errors import SourceError, given
+from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import LABEL_NAMES, Column, Content, check_columns, choose, suffix
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source
 from wdsdist.packing.sources.table_rows import Finder, TableFiles, is_bytes, is_numbers, list_rows
+from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
+from wdsdist.packing.tables.open import SUFFIXES, Kind, kind_of, open_table
+from wdsdist.packing.tables.table import Table, reading
 
 _BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
@@ -43,8 +45,8 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     """List the rows of a file, or of Parquet and Arrow files of a folder or a pattern; else return ``None``."""
     path = candidate.path
     if path.is_file():
-        kind = tables.kind_of(path.name) if options.kind is None else options.kind
-        return _listed(kind, path, path.parent, [path], options) if kind in tables.SUFFIXES else None
+        kind = kind_of(path.name) if options.kind is None else options.kind
+        return _listed(kind, path, path.parent, [path], options) if kind in SUFFIXES else None
     pattern = path.name if candidate.names is None else ""
     folder = path.parent if pattern else path
     names = candidate.names
@@ -86,7 +88,7 @@ def of_dataset(dataset: Any, label: str, options: Options) -> Source:
 
     Paths in it start from the current folder, if ``root=`` names it; else strings are no paths.
     """
-    return _listed("hf", label, Path.cwd(), Carried(tables.open_table(dataset, label=label)), options)
+    return _listed("hf", label, Path.cwd(), Carried(open_table(dataset, label=label)), options)
 
 
 def together(
@@ -100,7 +102,7 @@ def together(
     """
     visible = sorted(name for name in names if not name.startswith((".", "_")))
     for several in ("parquet", "arrow"):
-        suffixes = tables.SUFFIXES[several]
+        suffixes = SUFFIXES[several]
         chosen = [name for name in visible if "/" not in name and name.lower().endswith(suffixes)]
         chosen = [name for name in chosen if fnmatch.fnmatchcase(name, pattern)] if pattern else chosen
         is_alone = all(name.lower().endswith((*suffixes, *_BESIDE)) for name in visible)
@@ -123,8 +125,15 @@ def together(
 def _listed(
     kind: str, location: str | Path, home: Path, given: list[Path] | Carried[Table], options: Options
 ) -> Source:
-    """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default."""
-    mapped, finder, label = check_columns(options.columns), Finder.of(home, options.root), str(location)
+    """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default.
+
+    Raises `ArgumentError` for a ``root=`` that is no local folder.
+    """
+    mapped, label, root = check_columns(options.columns), str(location), storage.normalise(options.root or home)
+    if storage.is_remote(root) or not Path(root).is_dir():
+        problem = f"root is {storage.shown(root)}, which is no local folder"
+        raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
+    finder = Finder(root)
     source: TableFiles | Carried[Table]
     stamps: tuple[FileStamp, ...] = ()
     if isinstance(given, Carried):
@@ -132,15 +141,13 @@ def _listed(
     else:
         stamps = tuple(map(FileStamp.of, given))
         source = TableFiles(stamps, cast("Kind", "arrow" if kind == "hf" else kind))
-        table = tables.open_table(
-            given, kind=source.kind, label=label, on_error=options.on_error, scratch=options.scratch
-        )
+        table = open_table(given, kind=source.kind, label=label, on_error=options.on_error, scratch=options.scratch)
     has_paths = stamps or options.root is not None  # the current folder may hold anything
     bad = [LeftOut(f"row {number:,}", reason) for number, reason in table.bad_rows]
     if not table.num_rows:
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
         raise SourceError(f"{label} holds no row that could be a sample{why}: is it the right file?")
-    with tables.reading(label):
+    with reading(label):
         columns = _columns(table, mapped, finder.root if has_paths else os.devnull, is_text=kind in ("csv", "tsv"))
         columns = choose(columns, mapped, label)
         for number, column in enumerate(columns):
@@ -162,7 +169,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
 
     Raises `SourceError` for a CSV or TSV that has no row of names, or another separator.
     """
-    types = tables.pyarrow().types
+    types = pyarrow().types
 
     def is_path(string: str) -> bool:
         return bool(suffix(string)) and os.path.isfile(os.path.join(root, string))  # noqa: PTH113, PTH118 - Path refuses a NUL

@@ -25,12 +25,9 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
 from wdsdist._util.pools import Carried
-from wdsdist.curation import tables
-from wdsdist.curation.tables import Kind, Table
-from wdsdist.errors import ArgumentError, SampleError, SourceError, given
+from wdsdist.errors import SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import (
-    BrokenPayload,
     FilePayload,
     LeftOut,
     Payload,
@@ -45,6 +42,9 @@ from wdsdist.packing.members import (
 from wdsdist.packing.options import OnError
 from wdsdist.packing.sources.columns import KEY, Column, suffix
 from wdsdist.packing.sources.source import Blocks, Contents, FileStamp, key_digest, repeated
+from wdsdist.packing.tables.arrays import pyarrow
+from wdsdist.packing.tables.open import Kind, open_table
+from wdsdist.packing.tables.table import Table
 
 _BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096
@@ -69,18 +69,6 @@ class Finder:
     root: str
     """Where paths start."""
     _real: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(cls, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Finder:
-        """Return the finder of a table's paths, which start from ``root=``, or else from the folder of the table.
-
-        Raises `ArgumentError` for a root that is no local folder.
-        """
-        path = os.fspath(folder) if root is None else storage.normalise(root)
-        if root is not None and (storage.is_remote(path) or not Path(path).is_dir()):
-            problem = f"root is {storage.shown(path)}, which is no local folder"
-            raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
-        return cls(path)
 
     def path(self, column: str, value: object) -> str:
         """Return the path of the file that a value of a column names.
@@ -190,7 +178,7 @@ def _values(column: Column, arrow: Any) -> Iterable[Any]:
     if column.content == "bytes":
         return (value.as_py() for value in arrow)
     if is_numbers(arrow.type):  # as arrays, unless whole numbers are missing: as floats, large ones would change
-        is_integer = tables.pyarrow().types.is_integer(arrow.type.value_type)
+        is_integer = pyarrow().types.is_integer(arrow.type.value_type)
         return (
             value.values.to_numpy(zero_copy_only=False)
             if value.is_valid and not (is_integer and value.values.null_count) else value.as_py()
@@ -256,7 +244,7 @@ class TableFiles(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _opened(files: TableFiles) -> Table:
-    return tables.open_table([Path(stamp.path) for stamp in files.stamps], kind=files.kind)
+    return open_table([Path(stamp.path) for stamp in files.stamps], kind=files.kind)
 
 
 def _samples(
@@ -339,8 +327,8 @@ def list_rows(
 
     samples = row_samples(columns, finder, batches(), itertools.count(), size_of)
     for number, (key, members) in enumerate(samples):
-        if isinstance(data := members[0][1], BrokenPayload):
-            leave_out(number, key, data.reason)
+        if isinstance(error := members[0][1], SourceError):
+            leave_out(number, key, str(error))
             key, members = f"{number}\0", []
             files.clear()
         else:
@@ -393,7 +381,7 @@ def list_rows(
 
 def is_bytes(kind: Any) -> bool:
     """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
-    if tables.pyarrow().types.is_struct(kind):
+    if pyarrow().types.is_struct(kind):
         types = {field.name: field.type for field in kind}
         return set(types) == {"bytes", "path"} and is_bytes(types["bytes"])
     return str(kind).partition("[")[0] in ("binary", "large_binary", "binary_view", "fixed_size_binary")
@@ -401,6 +389,6 @@ def is_bytes(kind: Any) -> bool:
 
 def is_numbers(kind: Any) -> bool:
     """Return whether values of an Arrow type are lists of numbers."""
-    types = tables.pyarrow().types
+    types = pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))

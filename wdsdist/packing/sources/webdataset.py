@@ -24,12 +24,11 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.pools import Carried, pool
-from wdsdist.curation import view_file
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
-from wdsdist.packing.members import BrokenPayload, FilePayload, LeftOut, Payload, Sample, Samples
+from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
-from wdsdist.shards import interop, scan, spellings
+from wdsdist.shards import interop, scan, spellings, view_file
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
@@ -62,7 +61,7 @@ def _samples(samples: list[_Stored]) -> Iterator[Sample]:
             read = functools.partial(_read, stream.fileno())  # reading the data says what is wrong with it
             if not is_member_at(read, offset, f"{stored_key}.{extension}", size):
                 reason = f"{path} does not hold sample {stored_key} where its index says: run `wdsdist index` again"
-                payloads[0] = extension, BrokenPayload(reason, size)
+                payloads[0] = extension, SourceError(reason)
         yield key, payloads
 
 

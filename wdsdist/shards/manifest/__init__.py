@@ -6,7 +6,7 @@ from wdsdist.shards.manifest.index_json import PACK_RECORD as PACK_RECORD
 from wdsdist.shards.manifest.index_json import dumps as dumps
 from wdsdist.shards.manifest.index_json import load as load
 from wdsdist.shards.manifest.listing import THIN as THIN
+from wdsdist.shards.manifest.listing import Shard as Shard
+from wdsdist.shards.manifest.listing import Source as Source
 from wdsdist.shards.manifest.manifest import Manifest as Manifest
 from wdsdist.shards.manifest.manifest import join as join
-from wdsdist.shards.manifest.source import Shard as Shard
-from wdsdist.shards.manifest.source import Source as Source

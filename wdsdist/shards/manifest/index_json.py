@@ -16,8 +16,8 @@ from typing import Any
 from wdsdist import storage
 from wdsdist.errors import ArgumentError, IndexFormatError, given
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
+from wdsdist.shards.manifest.listing import Shard
 from wdsdist.shards.manifest.manifest import Manifest
-from wdsdist.shards.manifest.source import Shard
 
 FILE_NAME = "index.json"
 PACK_RECORD = ".wdsdist-pack.json"
@@ -99,13 +99,8 @@ def load(
 ) -> Manifest:
     """Load a manifest from a JSON file, with retries after transient faults until the deadline.
 
-    The locations that a data set names are validated here, and nowhere else.
-
-    Args:
-        location: path or URL of the file.
-        storage_options: for its store, unless they are bound to others.
-        deadline: by default 30 seconds after the first failure.
-        allow_elsewhere: let it name shards outside its own folder.
+    The locations that a data set names are validated here, and nowhere else: they may lie outside its own folder if
+    ``allow_elsewhere`` says so. Options are for the store of the file, unless they are bound to others.
 
     Raises `NotFoundError` if the file does not exist, and `IndexFormatError` if it is not a wids v1 index, contradicts
     itself, or has an entry that cannot be right.
@@ -116,7 +111,9 @@ def load(
         manifest = _parsed(content, location, options, allow_elsewhere=allow_elsewhere)
         if not storage.is_remote(location):
             return manifest
-        if not _has_its_digest(content):
+        stated = _STATED.search(content)
+        blanked = b"" if stated is None else content[: stated.start(1)] + BLANK.encode() + content[stated.end(1) :]
+        if stated is not None and hashlib.sha256(blanked).hexdigest().encode() != stated[1]:
             reason = f"{storage.shown(location)} does not have the digest that it states"
             if not is_final:
                 raise IndexFormatError(reason)
@@ -124,15 +121,6 @@ def load(
         return manifest.with_source(version=hashlib.sha256(content).hexdigest())
 
     return storage.read_until(location, parse, options, deadline=deadline)
-
-
-def _has_its_digest(content: bytes) -> bool:
-    """Return whether an index.json matches its own SHA-256 digest (``index_sha256``); true if it has none."""
-    stated = _STATED.search(content)
-    if stated is None:
-        return True
-    blanked = content[: stated.start(1)] + BLANK.encode() + content[stated.end(1) :]
-    return hashlib.sha256(blanked).hexdigest().encode() == stated[1]
 
 
 def _parsed(
@@ -145,7 +133,14 @@ def _parsed(
             raise ValueError(f"it is {reprlib.repr(data)}, not an object")
         if data["wids_version"] != 1:
             raise ValueError(f"wids_version is {reprlib.repr(data['wids_version'])}")
-        base = _base(data.get("base"), storage.split(location)[0], allow_elsewhere)
+        stated, base = data.get("base"), storage.split(location)[0]
+        if stated not in (None, "", ".", base, f"{base}/"):
+            stated = stated.rstrip("/") if isinstance(stated, str) else stated
+            try:
+                check_location(base, stated, elsewhere=allow_elsewhere)
+            except ValueError as error:
+                raise type(error)(f"its base, {_name(stated)}, {error}") from None
+            base = storage.join(base, stated)
         shards = entries(data["shardlist"], base, elsewhere=allow_elsewhere)
         notes = data.get("wdsdist", {})
         _check_notes(notes, shards)
@@ -166,18 +161,6 @@ def _parsed(
             reason = f"no JSON: {error}"
         refusal = IndexFormatError(f"{where} is not a wids v1 index ({reason}): make it again with `wdsdist index`")
     raise refusal  # outside the handlers: what json raises keeps the document, in which there may be signed URLs
-
-
-def _base(stated: Any, folder: str, elsewhere: bool) -> str:
-    """Return the folder or URL that shards are relative to: by default the folder of the ``index.json``."""
-    if stated in (None, "", ".", folder, f"{folder}/"):
-        return folder
-    base = stated.rstrip("/") if isinstance(stated, str) else stated
-    try:
-        check_location(folder, base, elsewhere=elsewhere)
-    except ValueError as error:
-        raise type(error)(f"its base, {_name(stated)}, {error}") from None
-    return storage.join(folder, base)
 
 
 def entries(listed: Any, base: str, *, elsewhere: bool = False) -> list[Shard]:

@@ -51,7 +51,8 @@ class Manifest(Listing):
             ArgumentError: there is no such column; the message names the most similar one.
             IndexFormatError: its file is damaged, or belongs to other samples.
         """
-        from wdsdist.curation import arrays, columns
+        from wdsdist.curation import columns
+        from wdsdist.packing.tables import arrays
 
         return arrays.to_numpy(columns.column(self, name))
 
@@ -227,7 +228,7 @@ class Manifest(Listing):
         Raises:
             ArgumentError: the data set has no ``index.json``, or is not a view.
         """
-        from wdsdist.curation import view_file
+        from wdsdist.shards import view_file
 
         return view_file.save(self, check_path("path", path))
 

@@ -28,41 +28,32 @@ _META = re.compile(r"(?:^|/)__[^/]*__(?:$|/)")
 _EXTRACTED_HEADER = re.compile(r"(?:^|/)PaxHeaders?(?:\.\d+)?/")
 
 
-def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into its sample key and its extension, as wdsdist writes them.
+def split_name(name: str, rule: str = FIRST_DOT, *, is_stored: bool = False) -> tuple[str, str] | None:
+    """Split a member's name into its sample key and its extension.
 
     The key is the path up to the first dot of the base name; the extension is all that follows, so it may hold
     dots. Returns ``None`` for a name that belongs to no sample: hidden files, names without a dot or with
     nothing after it, names with a line break, files of file managers such as ``Thumbs.db``, ``__meta__/`` paths, and
     extended headers that some tool extracted to files (``PaxHeaders.17/``).
 
-    >>> split_name("train.v2/cat/0001.seg.PNG")
-    ('train.v2/cat/0001', 'seg.PNG')
-    >>> split_name("cat/.DS_Store") is None
-    True
-    """
-    return None if "\n" in name else split_stored_name(name)
-
-
-def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | None:
-    """Split the name of a member that another tool may have written: as `split_name`, with line breaks as they are.
-
-    webdataset reads members with line breaks, so to skip them would lose samples. If a folder's name holds both a line
-    break and a dot, its pattern does not match, and it skips them too.
+    Names that another tool has written (``is_stored``) may have line breaks, as webdataset reads them. If a folder's
+    name holds both a line break and a dot, the pattern of webdataset does not match, and such a member is skipped too.
 
     Raises ``ValueError`` for a name of a sample in which the key rule finds no key.
 
     Source: the pattern ``^((?:.*/|)[^.]+)[.]([^/]*)$`` of the WebDataset format.
 
-    >>> split_stored_name("line\\nbreak.txt")
-    ('line\\nbreak', 'txt')
+    >>> split_name("train.v2/cat/0001.seg.PNG"), split_name("line\\nbreak.txt", is_stored=True)
+    (('train.v2/cat/0001', 'seg.PNG'), ('line\\nbreak', 'txt'))
+    >>> split_name("cat/.DS_Store") is None
+    True
     """
     start = name.rfind("/") + 1
     dot = name.find(".", start)
     if dot <= start or dot + 1 == len(name):
         return None
     is_odd = "__" in name or "\n" in name or "PaxHeader" in name or name[-3:].lower() in (".db", "ini")
-    if is_odd and why_skipped(name, is_stored=True):
+    if is_odd and why_skipped(name, is_stored=is_stored):
         return None
     if rule != FIRST_DOT:
         dot = start + cutter(rule)(name[start:])
@@ -74,7 +65,7 @@ def split_stored_name(name: str, rule: str = FIRST_DOT) -> tuple[str, str] | Non
 def why_skipped(name: str, *, is_stored: bool = False) -> str:
     """Return the kind of a member that belongs to no sample, for counts; an empty string for a member of a sample.
 
-    ``is_stored`` allows line breaks, as `split_stored_name` does.
+    ``is_stored`` allows line breaks, as for `split_name`.
 
     >>> why_skipped("a/PaxHeaders.17/0001.jpg"), why_skipped("README"), why_skipped("a/0001.jpg")
     ('PAX header that was extracted to a file', 'name without a key and an extension', '')

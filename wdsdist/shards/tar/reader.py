@@ -42,12 +42,7 @@ class _HeaderError(ValueError):
 
 
 def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
-    """Yield the entries of the tar in a buffer, in file order.
-
-    Args:
-        buffer: holds the tar between ``start`` and ``stop``; offsets are in the buffer.
-        label: the name of the tar in errors.
-        start, stop: by default the whole buffer.
+    """Yield the entries of the tar in a buffer, or between ``start`` and ``stop`` in it, in file order.
 
     Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
@@ -66,7 +61,10 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
             if block == ZEROS:
                 if extended not in (0, PAX_GLOBAL):
                     raise _HeaderError("an extended header is followed by no entry")
-                _check_end(buffer, offset, end)
+                if end - offset < 2 * BLOCK:
+                    raise _HeaderError("the tar ends after one of its two closing blocks of zeros")
+                if any(buffer[at : min(at + _CHUNK, end)].strip(b"\0") for at in range(offset, end, _CHUNK)):
+                    raise _HeaderError("there is data after the closing blocks (two tars in one file?)")
                 return
             total = (adler32(block[156:], adler32(block[:148], 0)) & 0xFFFF) + 8 * ord(" ")
             if block[148:156] != _spelled(total) and not _is_sum(block, total):
@@ -177,15 +175,6 @@ def pax_records(body: bytes) -> dict[str, str] | None:
 def _check_cut(name: str, size: int, data: int, end: int) -> None:
     if data + size > end:
         raise _HeaderError(f"member {name!r} has {size:,} bytes but the file holds {end - data:,} of them,")
-
-
-def _check_end(buffer: Readable, offset: int, end: int) -> None:
-    """Raise `_HeaderError` unless the first block of zeros is followed by another, and by zeros only."""
-    if end - offset < 2 * BLOCK:
-        raise _HeaderError("the tar ends after one of its two closing blocks of zeros")
-    for start in range(offset, end, _CHUNK):
-        if buffer[start : min(start + _CHUNK, end)].strip(b"\0"):
-            raise _HeaderError("there is data after the closing blocks (two tars in one file?)")
 
 
 def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.files import atomic_write, writing
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, given
 from wdsdist.shards import array_file
 from wdsdist.shards.manifest.allowed_locations import ElsewhereError, check_location
@@ -186,13 +187,10 @@ def save(manifest: Manifest, path: Path) -> Path:
         if path.is_relative_to(Path(index).parent) or Path(index).is_relative_to(path.parent):
             index = os.path.relpath(index, path.parent)
     header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
-    try:
+    with writing(f"the view {path}", ": choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        storage.put(str(path), array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
-    except OSError as error:
-        raise DestinationError(
-            f"the view {path} cannot be written ({error.strerror or error}): choose another folder"
-        ) from error
+        with atomic_write(path) as stream:
+            stream.write(array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
     return path
 
 
@@ -221,13 +219,7 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
 def load(
     location: str, options: storage.StorageOptions, open_index: Callable[[str], Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
-    """Load a view, and the data set that it is of.
-
-    Args:
-        location: path or URL of the view.
-        options: of its store.
-        open_index: opens an ``index.json``.
-        allow_elsewhere: let the view name data outside its own folder.
+    """Load a view, and the data set that it is of, whose ``index.json`` a function opens.
 
     Raises `IndexFormatError` if the file is damaged, its data set has other samples now, or lies elsewhere and is not
     allowed.

@@ -17,9 +17,9 @@ import wdsdist
 from tests.support import tars
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.web import served
-from wdsdist.curation.view_file import MAGIC, VERSION, Picks
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
 from wdsdist.shards import array_file
+from wdsdist.shards.view_file import MAGIC, VERSION, Picks
 
 
 @pytest.fixture

@@ -9,10 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.curation.tables import JSON_TEXT, pyarrow
+from wdsdist._util.extras import extra
+
+JSON_TEXT = {b"json": b"text"}
+"""Metadata of a field whose strings are JSON: nested values, and values of several types in one column."""
+
 
 KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "text"}
 """The types of values, and their names for people."""
+
+
+def pyarrow(purpose: str = "reading a table") -> Any:
+    """Return pyarrow with the modules used here. Raises `ExtraMissingError` if it is not installed."""
+    for name in ("compute", "csv", "ipc", "parquet"):
+        extra(f"pyarrow.{name}", "tables", purpose)
+    return extra("pyarrow", "tables", purpose)
 
 
 def from_values(values: Iterable[Any]) -> Any:

@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import fewer
-from wdsdist.curation.tables import JSON_TEXT, Table, open_table
 from wdsdist.errors import SourceError
+from wdsdist.packing.tables.arrays import JSON_TEXT
+from wdsdist.packing.tables.open import open_table
+from wdsdist.packing.tables.table import Table
 
 ROWS = [
     {"key": "000000012", "score": 0.5, "n": 1, "when": "2020-01-01 10:00", "ok": True},

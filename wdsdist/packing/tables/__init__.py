@@ -1,0 +1,1 @@
+"""Tables of rows on Arrow, for packing and for columns: Parquet, Arrow, CSV, TSV, JSON Lines and ``Dataset``."""
