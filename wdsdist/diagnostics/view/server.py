@@ -273,9 +273,9 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
     }  # fmt: skip
     for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
-    routes = [Route(path, _answering(page)) for path, page in pages.items()]
-    routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
-    pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
+    routes = (Route(path, _answering(page)) for path, page in pages.items())
+    static = Mount("/static", StaticFiles(directory=_STATIC))
+    pages_and_errors = Starlette(routes=[*routes, static], exception_handlers={404: _answering(_unknown)})
     return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 
 
