@@ -12,8 +12,8 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.column_lookup import ColumnLookup
 from wdsdist.batching.planned_epoch import PlannedEpoch, parsed
-from wdsdist.curation.columns import ColumnLookup
 from wdsdist.distributed.job_store import check_same
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder

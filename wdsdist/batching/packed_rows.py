@@ -115,7 +115,10 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
             function = "lambda data: np.array(json.loads(data))" if isinstance(tokens, list) else "tokenize"
             decode = "True" if isinstance(tokens, bytes) else f"{{{field!r}: {function}}}"
             remedy = f"decode it, as with decode={decode}"
-            remedy = f"let length= name its items, as '{field}.tokens' does, or make it again" if shape else remedy
+            if field not in sample:
+                kind, remedy = "missing", "name it in fields="
+            elif shape:
+                remedy = f"let length= name its items, as '{field}.tokens' does, or make it again"
             raise SampleError(
                 f"the field {field!r} of sample {sample.get('__key__')!r} is {kind}, but packing needs one dimension "
                 f"of at least {stop:,} tokens: {remedy}"

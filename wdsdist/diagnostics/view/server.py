@@ -182,6 +182,7 @@ class View:
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
+        self._chosen(request)  # an expression that is wrong fails once, not in each column
         names = [name for name in self.manifest.columns if name not in ("key", "shard")]
         columns = [{"name": name, "is_free": is_free(name)} for name in names]
         return {"columns": columns, "examples": figures.examples(self.manifest)}
