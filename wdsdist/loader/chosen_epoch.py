@@ -66,7 +66,7 @@ class ChosenEpoch:
         return int(self._shared[2]) - 1
 
     def _leave_parent(self) -> None:
-        """Take own memory in a process that got a copy and is no worker of the process that made it."""
+        """Take own memory in a process that got a copy and is not a worker of the process that made it."""
         if self._owner != os.getpid():
             from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
 

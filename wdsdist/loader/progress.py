@@ -57,7 +57,7 @@ class Progress:
                 warnings.warn(
                     f"set_epoch({epoch}) discards the loaded state of epoch {self._resumed.epoch} "
                     f"({self._resumed.consumed:,} samples consumed). Call set_epoch({self._resumed.epoch}) to finish "
-                    f"that epoch; if epochs are cut short, as by Lightning's limit_train_batches, ignore this",
+                    f"that epoch; if epochs are cut short, as with Lightning's limit_train_batches, ignore this",
                     stacklevel=4,
                 )
             self._resumed = None
