@@ -260,16 +260,25 @@ def test_a_value_that_cannot_work_is_refused(make: Callable[[], Any], reason: st
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "argument", "reason"),
     [
-        ({"batches": TokenBudget(5, length="txt.tokens")}, "no column 'txt.tokens'"),
-        ({"batches": {"max_tokens": 8}}, "batches is .*: it must be a value of wdsdist.batching"),
-        ({**rows(4, 8), "collate_fn": list}, "PackedRows makes the batches itself: leave out collate_fn"),
+        (
+            {"batches": TokenBudget(5, length="no_such")},
+            "length",
+            "^length is 'no_such': .* no column 'no_such'",
+        ),
+        ({"batches": PackedRows(5, tokens=8, length="txt.tokens")}, "length", "^length is 'txt.tokens': .* no column"),
+        ({"batches": Buckets(5, by="clss.bytes")}, "by", "^by is 'clss.bytes': .* did you mean 'cls.bytes'"),
+        ({"batches": {"max_tokens": 8}}, "batches", "batches is .*: it must be a value of wdsdist.batching"),
+        ({**rows(4, 8), "collate_fn": list}, "collate_fn", "PackedRows makes the batches itself: leave out collate_fn"),
     ],
 )
-def test_batches_that_a_loader_cannot_make_are_refused(data: Manifest, options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ArgumentError, match=reason):
+def test_batches_that_a_loader_cannot_make_are_refused(
+    data: Manifest, options: dict[str, Any], argument: str, reason: str
+) -> None:
+    with pytest.raises(ArgumentError, match=reason) as caught:
         loader(data, **options)
+    assert caught.value.argument == argument
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -60,13 +60,17 @@ def test_rows_are_those_of_a_plain_loop(listed: list[list[tuple[int, int]]], lab
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
-    [(b"bytes", "bytes"), (np.zeros((2, 2)), r"shape \(2, 2\)"), (np.zeros(2), r"shape \(2,\)"), (None, "NoneType")],
-)
-def test_a_field_that_is_no_array_of_the_planned_length_is_refused(value: Any, found: str) -> None:
+    ("field", "found"),
+    [
+        ({"ids": b"bytes"}, "bytes.*decode=True"), ({"ids": np.zeros((2, 2))}, r"shape \(2, 2\)"),
+        ({"ids": np.zeros(2)}, r"shape \(2,\).*length="), ({"ids": [1, 2]}, "list.*json.loads"),
+        ({}, "missing.*fields="),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_no_array_of_the_planned_length_is_refused(field: dict[str, Any], found: str) -> None:
     where = {"rows": np.array([0]), "starts": np.array([0]), "stops": np.array([3])}
-    with pytest.raises(SampleError, match=f"'ids' of sample 'k' is .*{found}.*at least 3 tokens"):
-        pack_rows([{"__key__": "k", "ids": value}], **where, num_rows=1, length=8, field="ids", labels=False)
+    with pytest.raises(SampleError, match=f"'ids' of sample 'k' is .*{found}"):
+        pack_rows([{"__key__": "k", **field}], **where, num_rows=1, length=8, field="ids", labels=False)
 
 
 def test_tokens_of_repeated_samples_are_marked_and_are_no_targets() -> None:

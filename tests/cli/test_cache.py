@@ -15,7 +15,9 @@ import wdsdist
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.sources import Shards
 from tests.support.tars import write_shards
+from wdsdist._util.host import shard_cache_dir
 from wdsdist.batching import LengthGroups
+from wdsdist.cache import folder as cache_folder
 from wdsdist.cache.folder import CATALOG
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
@@ -69,7 +71,9 @@ def kept(folder: Path) -> dict[str, int]:
     return {one["source"].rpartition("/")[2]: one["shards"] for one in found}
 
 
-def test_what_is_kept_is_shown_by_data_set(cached: tuple[Shards, Shards], store: MemoryStore, tmp_path: Path) -> None:
+def test_what_is_kept_is_shown_by_data_set(
+    cached: tuple[Shards, Shards], store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = cached[0].shard(1)
     lines = run("info", "--cache-dir", tmp_path / "cache").stdout.splitlines()
     assert held.content
@@ -79,6 +83,11 @@ def test_what_is_kept_is_shown_by_data_set(cached: tuple[Shards, Shards], store:
     assert rows[f"{store.url}/a"][2].endswith(", 1 in use")
     assert "in use" not in rows[f"{store.url}/b"][2]
     assert lines[-1].startswith("kept: 3 shards, ")
+    # Without a folder: the default one, and the folders that live processes of this user have open.
+    assert tmp_path / "cache" in cache_folder.folders_in_use()
+    monkeypatch.setattr(cache_folder, "folders_in_use", lambda: {tmp_path / "cache"})
+    (other,) = {*run("info").stdout.splitlines()} - {*lines}
+    assert other == f"kept: 0 shards, 0 B, in {shard_cache_dir(None)}"
 
 
 def test_a_data_set_is_removed_but_not_what_is_read_or_needed(

@@ -19,8 +19,8 @@ from tests.support.examples import fewer
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import plain_tar, write_samples
 from tests.support.web import served
+from wdsdist.batching.column_lookup import ColumnLookup
 from wdsdist.curation import columns, fields
-from wdsdist.curation.columns import ColumnLookup
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.manifest import Manifest, join
 
@@ -149,7 +149,7 @@ def test_lengths_and_views_load_neither_pyarrow_nor_duckdb(data: Manifest, tmp_p
     view = data.select(sample=7).save(tmp_path / "view")
     code = f"""
 import sys, numpy as np, wdsdist
-from wdsdist.curation.columns import ColumnLookup
+from wdsdist.batching.column_lookup import ColumnLookup
 view = wdsdist.open({str(view)!r})
 dataset = wdsdist.StreamingDataset(view, num_replicas=1, rank=0)
 assert len(list(wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0))) == 3

@@ -37,9 +37,8 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "curation": 1_580,
-    "packing": 5_860,
-    "shards": 4_094,
+    "packing": 5_773,
+    "shards": 4_063,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -30,6 +30,7 @@ TURNS = (
     "seldom",
     "of its own accord",
     "where (?:there|none|nothing) (?:is|are)",
+    "by (?:another|other) tools?",
     r"Of(?! course)",
 )
 """Patterns of what native readers stumble over; each has a plain form, in the order of subject, verb and object."""

@@ -15,10 +15,6 @@ from wdsdist.errors import StateError, StorageError
 TOTAL = 103
 
 
-def classes(samples: object) -> list[int]:
-    return [sample["cls"] for sample in samples]  # type: ignore[attr-defined]
-
-
 def test_a_sample_has_its_key_its_shard_and_its_members(shards: Path) -> None:
     sample = StreamingDataset(shards)[32]
     assert sample == {"__key__": "k32", "__shard__": "002.tar", "cls": b"32", "txt": b"xxxx"}
@@ -57,17 +53,6 @@ def test_a_cache_below_the_home_folder_can_be_named_by_a_tilde(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert StreamingDataset(shards, cache_dir="~/cache").cache.folder == tmp_path / "cache"
-
-
-def test_set_epoch_chooses_the_epoch_and_without_it_the_same_one_comes_again(shards: Path) -> None:
-    dataset = StreamingDataset(shards, decode=True)
-    first = classes(dataset)
-    with pytest.warns(UserWarning, match="without set_epoch, each pass repeats epoch 0"):
-        assert classes(dataset) == first
-    dataset.set_epoch(1)
-    second = classes(dataset)
-    assert first != second
-    assert sorted(first) == sorted(second) == list(range(TOTAL))
 
 
 @pytest.mark.parametrize(("name", "value"), [("world", 2), ("samples_per_epoch", 20)])

@@ -31,8 +31,7 @@ def a_worker(prefetch_factor: int = 2) -> Iterator[tuple[Callable[[Any], Any], S
     # The worker's side keeps its own maps, as in a process of its own.
     writer._table = SlotTable.__new__(SlotTable)
     writer._table.__setstate__(channel._table.__getstate__())
-    send = writer.sender(0)
-    yield lambda batch: pickle.loads(pickle.dumps(send(batch))), channel._table
+    yield lambda batch: pickle.loads(pickle.dumps(writer.send(batch))), channel._table
 
 
 def taken(table: SlotTable) -> int:
@@ -127,4 +126,4 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
     channel = Channel(1, 2, 0, group=1)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(SharedMemoryError, match=r"a batch of 8,000 bytes does not fit: .* [\d,]+ are left: lower"):
-        channel.sender(0)({"x": torch.zeros(1000, dtype=torch.int64)})
+        channel.send({"x": torch.zeros(1000, dtype=torch.int64)})

@@ -32,19 +32,6 @@ def positions(plan: EpochPlan, rank: int) -> Batches:
     return [plan.positions(rank=rank, batch=batch).tolist() for batch in range(plan.batches_per_rank)]
 
 
-def all_positions(plan: EpochPlan) -> list[int]:
-    """Return the positions that all ranks take, batch by batch, in the order in which a step consumes them."""
-    ranks = [[p for batch in positions(plan, rank) for p in batch] for rank in range(plan.num_replicas)]
-    return [position for step in zip(*ranks, strict=True) for position in step]
-
-
-def dealt(plan: EpochPlan) -> int:
-    """Return how many positions all ranks take together when their last batch is whole or kept."""
-    samples = plan.samples_per_rank
-    whole = samples - samples % plan.batch_size if plan.drop_last_batch else samples
-    return whole * plan.num_replicas
-
-
 # Padding
 
 
@@ -83,38 +70,6 @@ def test_a_rank_without_padding_reads_at_most_one_sample_of_another_for_it(plan:
         steps = np.arange(min(plan.samples_per_rank, plan.batches_per_rank * plan.batch_size))
         line, usual = plan.line(steps, rank=rank), replace(plan, mark_padding=False).line(steps, rank=rank)
         assert np.count_nonzero(line != usual) <= 1 or (line >= plan.num_samples).any()
-
-
-# Shares
-
-
-@given(
-    st.lists(st.integers(0, 12), max_size=5), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.booleans(),
-    st.booleans(), st.integers(0, 1000), st.integers(0, 50),
-)  # fmt: skip
-@example([1], 8, 1, True, False, False, 0, 0)
-@example([1], 8, 1, True, True, False, 0, 0)
-@example([], 3, 1, True, False, False, 0, 0)
-@example([12], 5, 2, False, True, True, 0, 3)
-def test_a_rank_makes_the_batches_of_a_dataloader_over_a_distributed_sampler(
-    counts: list[int], ranks: int, batch: int, shuffle: bool, drop_last: bool, drop_last_batch: bool, seed: int,
-    epoch: int,
-) -> None:  # fmt: skip
-    from torch.utils.data import DataLoader, DistributedSampler
-
-    manifest = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
-    plan = plan_of(len(manifest), ranks, batch, drop_last, drop_last_batch)
-    settings = OrderSettings(name="sampler", shuffle=shuffle, seed=seed)
-    order = epoch_order(np.array(counts, np.int64), settings, epoch)
-    for rank in range(ranks):
-        sampler = DistributedSampler(
-            range(len(manifest)), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
-        )
-        sampler.set_epoch(epoch)
-        loader = DataLoader(range(len(manifest)), batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
-        made = [[*zip(one.shards, one.samples, strict=True)] for _, one in ordered(plan, order).batches(rank=rank)]
-        assert made == [[manifest[number] for number in numbers.tolist()] for numbers in loader]
-        assert (plan.batches_per_rank, plan.samples_per_rank) == (len(loader), len(sampler))
 
 
 class _Counting:
@@ -170,21 +125,3 @@ def test_a_resumed_epoch_makes_exactly_the_batches_that_were_left(plan: EpochPla
         assert rest.batches_per_rank == batches - done
         for rank, of_rank in whole.items():
             assert positions(rest, rank) == of_rank[done:]
-
-
-@given(plans, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5)), max_size=4))
-def test_an_epoch_resumed_by_other_ranks_loses_and_repeats_nothing_but_final_padding(
-    plan: EpochPlan, stages: list[tuple[int, int, int]]
-) -> None:
-    plan = replace(plan, drop_last=False, drop_last_batch=False)
-    taken: list[int] = []
-    for ranks, batch, steps in stages:
-        done = min(steps, max(plan.batches_per_rank - 1, 0))
-        taken += [p for rank in range(plan.num_replicas) for b in positions(plan, rank)[:done] for p in b]
-        assert sorted(taken) == list(range(plan.consumed(done)))
-        plan = replace(plan, num_replicas=ranks, batch_size=batch, start=plan.consumed(done))
-    rest = all_positions(plan)
-    left = plan.num_samples - len(taken)
-    assert sorted(taken + rest[:left]) == list(range(plan.num_samples))
-    assert rest[left:] == [extra % plan.num_samples for extra in range(len(rest) - left)]
-    assert len(rest) - left < plan.num_replicas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,13 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.orders import counts_of_shards, order_settings
+from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
-from wdsdist.sampling.working_set import Readers, bytes_at_once, check_limit
+from wdsdist.sampling.working_set import bytes_at_once, check_limit
 
 MB = 10**6
+
+
+class Readers(NamedTuple):
+    """Shards, and the ranks of one node that read them."""
+
+    counts: Int64s
+    sizes: Int64s
+    num_replicas: int
+    ranks: int
+
+    def need(self, settings: OrderSettings, ranks: int) -> int:
+        return bytes_at_once(self.counts, self.sizes, settings, num_replicas=self.num_replicas, ranks=ranks)
 
 
 def readers(shards: int, *, ranks: int = 1, last: int = 100) -> Readers:
@@ -43,33 +57,30 @@ def test_the_windows_that_ranks_are_in_never_take_more_than_is_told(case: tuple[
     plan = EpochPlan(
         num_samples=order.num_samples, num_replicas=who.num_replicas, batch_size=1, drop_last=True, drop_last_batch=True
     )
-    told = bytes_at_once(who, settings, ranks=who.ranks)
+    told = who.need(settings, ranks=who.ranks)
     uses = [list(upcoming(order, plan, rank=rank)) for rank in range(who.ranks)]
     for batch in range(plan.batches_per_rank):
         needed = {use.shard for rank in uses for use in rank if use.first <= batch <= use.last}
         assert sum(int(who.sizes[shard]) for shard in needed) <= told
-    assert told >= bytes_at_once(who, settings, ranks=1)
+    assert told >= who.need(settings, ranks=1)
 
 
 def test_ranks_that_share_a_lane_need_its_shards_once() -> None:
     who = readers(30, ranks=4)
     settings = OrderSettings(window=100, num_canonical_replicas=1)
-    assert bytes_at_once(who, settings, ranks=4) == bytes_at_once(who, settings, ranks=1)
+    assert who.need(settings, ranks=4) == who.need(settings, ranks=1)
 
 
 def test_shards_without_a_copy_take_nothing_and_those_of_unknown_size_as_much_as_the_largest() -> None:
     counts = np.full(4, 10)
     who = Readers(counts=counts, sizes=np.array([0, -1, 7 * MB, 5 * MB]), num_replicas=1, ranks=1)
-    assert bytes_at_once(who, OrderSettings(window=40), ranks=1) // MB == 7 + 7 + 5
+    assert who.need(OrderSettings(window=40), ranks=1) // MB == 7 + 7 + 5
     nothing = Readers(counts=counts, sizes=np.full(4, -1), num_replicas=1, ranks=1)
-    assert bytes_at_once(nothing, OrderSettings(window=40), ranks=1) == 0
+    assert nothing.need(OrderSettings(window=40), ranks=1) == 0
 
 
 def checked(who: Readers, settings: OrderSettings, limit: int) -> None:
-    def needed(settings: OrderSettings, ranks: int) -> int:
-        return bytes_at_once(who, settings, ranks=ranks)
-
-    check_limit(needed, settings, who.counts, ranks=who.ranks, limit=limit)
+    check_limit(who.need, settings, who.counts, ranks=who.ranks, limit=limit)
 
 
 @pytest.mark.parametrize("last", [100, 30])
@@ -90,18 +101,18 @@ def test_a_limit_that_is_too_small_is_answered_with_the_largest_window_that_fits
         else:
             message = str(caught[0].message) if caught else ""
     if not message:
-        assert bytes_at_once(who, usual, ranks=ranks) <= limit
+        assert who.need(usual, ranks=ranks) <= limit
         return
     window = int(message.rpartition("=")[2])
     fitting = OrderSettings(window=window, num_canonical_replicas=ranks)
     twice = OrderSettings(window=min(2 * window, usual.window), num_canonical_replicas=ranks)
     some = 1 if "one rank" in message else ranks
-    assert bytes_at_once(who, fitting, ranks=some) <= limit < bytes_at_once(who, twice, ranks=some)
+    assert who.need(fitting, ranks=some) <= limit < who.need(twice, ranks=some)
 
 
 def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
     settings = OrderSettings(window=800)
-    needed = bytes_at_once(readers(30), settings, ranks=1)
+    needed = readers(30).need(settings, ranks=1)
     checked(readers(30), settings, needed)
     with pytest.raises(
         ArgumentError, match=rf"cache_limit is {needed - 1:,} .* needs {needed:,} at once.*or pass shuffle_window=400"
@@ -115,7 +126,7 @@ def test_a_limit_below_the_need_of_one_rank_says_how_much_that_is() -> None:
 
 def test_a_limit_below_the_need_of_a_node_is_a_warning() -> None:
     who, settings = readers(60, ranks=2), OrderSettings(window=800, num_canonical_replicas=2)
-    needed = bytes_at_once(who, settings, ranks=2)
+    needed = who.need(settings, ranks=2)
     said = f"the 2 ranks of this node need {needed:,} at once, .* fetched more than once; .* shuffle_window=400"
     with pytest.warns(UserWarning, match=said):
         checked(who, settings, needed - 1)

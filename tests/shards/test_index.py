@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tars import plain_tar
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.scan import from_tar
 
 Sample = tuple[str, list[tuple[str, int, int]]]
 
@@ -55,11 +53,6 @@ def built(samples: list[Sample], **more: Any) -> ShardIndex:
     )
 
 
-def of_tar(*names: str) -> ShardIndex:
-    content = plain_tar((name, name.encode()) for name in names)
-    return from_tar(content, label="x.tar")
-
-
 keys = st.text(st.characters(exclude_categories=[]), min_size=1, max_size=8).filter(
     # Lone surrogates stand for bytes that are not UTF-8, as in the names that a tar gives.
     lambda key: key == key.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
@@ -74,23 +67,6 @@ SAMPLES: list[Sample] = [
     ("b", [("seg.png", 73_216, 0), ("jpg", 73_728, 5)]),
     ("not-\udcff-utf8", [("JPG", 75_000, 2**40)]),
 ]
-
-
-# Samples
-
-
-def test_members_that_follow_one_another_with_one_key_are_a_sample() -> None:
-    index = of_tar("a/1.jpg", "a/1.seg.png", "a/2.jpg", "b/1.CLS")
-    assert samples_of(index) == [
-        ("a/1", [("jpg", 512, 7), ("seg.png", 1536, 11)]),
-        ("a/2", [("jpg", 2560, 7)]),
-        ("b/1", [("CLS", 3584, 7)]),
-    ]
-    assert index.num_samples == 3
-    assert index.extensions == ("jpg", "seg.png", "CLS")
-
-
-# On disk
 
 
 def round_trip(index: ShardIndex, path: Path) -> ShardIndex:

@@ -61,6 +61,14 @@ def as_number(value: object) -> int | float | None:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def check_number(name: str, value: object, low: float, high: float) -> float:
+    """Return a number argument in ``[low, high]``. Raises `ArgumentError` for other types, and outside the limits."""
+    number = as_number(value)
+    if number is None or not low <= number <= high:
+        raise ArgumentError(f"{name} is {value!r}: it must be a number between {low:g} and {high:g}", argument=name)
+    return number
+
+
 def check_seconds(name: str, value: object) -> float:
     """Return a number of seconds above 0, which may be ``inf``.
 

@@ -12,12 +12,12 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import Rule
+from wdsdist.batching.column_lookup import ColumnLookup
 from wdsdist.batching.planned_epoch import PlannedEpoch, parsed
-from wdsdist.curation.columns import ColumnLookup
 from wdsdist.distributed.job_store import check_same
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder
-from wdsdist.sampling.plan import Position, World
+from wdsdist.sampling.plan import Batcher, Position, World
 from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _LONGEST = 2**62
 """Tokens of a sample: beyond that, processors differ in which integer they make of a number."""
 
 
-class PlannedBatcher:
-    """Makes the plans of a data set's epochs: a `Batcher`.
+class PlannedBatcher(Batcher):
+    """Makes the plans of a data set's epochs from the values of its columns.
 
     Args:
         manifest: the data set.
@@ -43,8 +43,6 @@ class PlannedBatcher:
 
     Raises `ArgumentError` for an unknown column.
     """
-
-    is_plain = False
 
     def __init__(self, manifest: Manifest, rule: Rule, itemsizes: Mapping[str, int]) -> None:
         self.manifest = manifest
@@ -58,7 +56,6 @@ class PlannedBatcher:
         self._is_checked = False
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> PlannedEpoch:
-        """Return the plan of an epoch from a position on."""
         return PlannedEpoch(
             rule=self.rule,
             lengths=self.lengths,
@@ -73,7 +70,6 @@ class PlannedBatcher:
         )
 
     def block_samples(self, num_replicas: int, window: int | None = None) -> int:
-        """Return the positions of a block in the first run on so many ranks, no more than ``window`` if possible."""
         samples = num_replicas * self.batch_size
         return samples * (BLOCK_STEPS if window is None else min(BLOCK_STEPS, max(1, window // samples)))
 
@@ -91,10 +87,8 @@ class PlannedBatcher:
         return min(samples, rule.most) if rule.most and not rule.has_rows else samples
 
     def check(self, num_samples: int, num_replicas: int) -> None:
-        """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
+        super().check(num_samples, num_replicas)
         self.check_lengths()
-        if not num_samples:
-            raise ArgumentError("the data set has no samples: nothing can be read")
         is_split = self.rule.has_rows and self.rule.long == "split"
         if self.rule.drops and not is_split and num_samples < num_replicas:
             raise ArgumentError(
@@ -169,7 +163,6 @@ class PlannedBatcher:
         return misfits
 
     def state(self) -> dict[str, Any]:
-        """Return further fields of a state: what must be the same to continue inside a block."""
         return {"dealing": self._dealing, "columns": self._columns}
 
     @property
@@ -178,7 +171,6 @@ class PlannedBatcher:
         return f"cost={self.rule.cost}, oversize={self.rule.long}, drop_last={self.rule.drops}"
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise `StateError` if a state inside a block was dealt in another way, or by other values of its samples."""
         parsed(str(state.get("segments", "")))
         if state.get("dealing") != self._dealing:
             raise StateError(
@@ -194,7 +186,6 @@ class PlannedBatcher:
             )
 
     def check_ranks_agree(self, world: World, block: int) -> None:
-        """Raise `StateError` if this rank would plan other batches than the ranks that began before it."""
         check_same(
             "set of columns",
             self._columns,

@@ -103,12 +103,6 @@ class BlockPlan:
     """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
     num_ranks: int
 
-    def batch(self, step: int, rank: int) -> tuple[Int64s, Int64s]:
-        """Return the samples of one batch, by their numbers in the block, and the row of each."""
-        number = step * self.num_ranks + rank
-        part = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
-        return self.samples[part], self.rows[part]
-
     @property
     def is_repeated(self) -> npt.NDArray[np.bool_]:
         """bool [m]: which samples are repeated to make the ranks even: all but the first of each."""
@@ -134,7 +128,7 @@ def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> Blo
 
     >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.ones(6), np.arange(6) % 2)
     >>> plan = plan_block(samples, Rule(kind="tokens", budget=8), World(2), key=1)
-    >>> plan.steps, [int(samples.lengths[plan.batch(step, rank)[0]].sum()) for step in (0, 1) for rank in (0, 1)]
+    >>> plan.steps, np.add.reduceat(samples.lengths[plan.samples], plan.bounds[:-1]).tolist()
     (2, [5, 6, 6, 7])
     """
     if not len(samples.lengths):
@@ -274,7 +268,8 @@ def _of_like(samples: BlockSamples, rule: Rule, world: World, key: int) -> Block
     each = [numbers for numbers in each if len(numbers)]
     if not each:
         return _empty(world)
-    numbers, lengths = np.concatenate(each), samples.lengths[np.concatenate(each)]
+    numbers = np.concatenate(each)
+    lengths = samples.lengths[numbers]
     locality = Locality.of(samples.owners, samples.shards, world)
     bounds = np.cumsum([0, *map(len, each)])
     parts = [slice(*part) for part in itertools.pairwise(bounds.tolist())]

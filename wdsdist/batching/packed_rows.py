@@ -64,7 +64,9 @@ def pack_rows(
     from wdsdist.samples.padding import PADDING
 
     sizes = stops - starts
-    begins = _begins(rows, sizes, num_rows, length)
+    first = np.searchsorted(rows, rows)  # of the row of each piece
+    before = np.cumsum(sizes) - sizes
+    begins = rows * length + before - before[first]
     packed = _packed_names(samples, stops, field)
     batch: Batch = {}
     for name in samples[0] if samples else ():
@@ -75,11 +77,9 @@ def pack_rows(
             for row, sample in zip(rows.tolist(), samples, strict=True):
                 listed[row].append(sample[name])
             batch[name] = listed
-    first_in_row = np.concatenate(([True], rows[1:] != rows[:-1])) if len(rows) else np.zeros(0, np.bool_)
-    number = np.arange(len(rows)) - np.maximum.accumulate(np.where(first_in_row, np.arange(len(rows)), 0))
-    places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
+    places = np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
     documents = np.full(num_rows * length, -1, np.int64)
-    documents[places] = np.repeat(number, sizes)
+    documents[places] = np.repeat(np.arange(len(rows)) - first, sizes)
     positions = np.zeros(num_rows * length, np.int64)
     positions[places] = places - np.repeat(begins, sizes)
     batch["position_ids"] = torch.from_numpy(positions.reshape(num_rows, length))
@@ -101,14 +101,6 @@ def pack_rows(
     return batch
 
 
-def _begins(rows: Int64s, sizes: Int64s, num_rows: int, length: int) -> Int64s:
-    """Return int64 [pieces]: the start of each piece in the flattened rows."""
-    before = np.cumsum(sizes) - sizes
-    of_row = np.searchsorted(rows, np.arange(num_rows))
-    first = np.concatenate((before, [0]))[np.minimum(of_row, len(rows))]
-    return rows * length + before - first[rows]
-
-
 def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[str]:
     """Return the fields that are packed: the tokens, and every array that has as many items in each sample."""
     import torch
@@ -123,7 +115,10 @@ def _packed_names(samples: Sequence[Sample], stops: Int64s, field: str) -> set[s
             function = "lambda data: np.array(json.loads(data))" if isinstance(tokens, list) else "tokenize"
             decode = "True" if isinstance(tokens, bytes) else f"{{{field!r}: {function}}}"
             remedy = f"decode it, as with decode={decode}"
-            remedy = f"let length= name its items, as '{field}.tokens' does, or make it again" if shape else remedy
+            if field not in sample:
+                kind, remedy = "missing", "name it in fields="
+            elif shape:
+                remedy = f"let length= name its items, as '{field}.tokens' does, or make it again"
             raise SampleError(
                 f"the field {field!r} of sample {sample.get('__key__')!r} is {kind}, but packing needs one dimension "
                 f"of at least {stop:,} tokens: {remedy}"

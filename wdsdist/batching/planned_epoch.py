@@ -129,14 +129,12 @@ def tokens_and_room(bounds: Int64s, sizes: Int64s, rule: Rule) -> tuple[Int64s, 
         return tokens, np.maximum(tokens, rule.room)
     if not len(sizes) or sizes.max() <= 1:
         return tokens, np.full_like(tokens, rule.most)
-    longest = np.zeros_like(tokens)
-    np.maximum.at(longest, np.repeat(np.arange(len(counts)), counts), sizes)
-    return tokens, counts * longest
+    return tokens, counts * np.maximum.reduceat(sizes, bounds[:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEpoch:
-    """The batches of an epoch, or of its rest, on every rank of a world: a `Plan`.
+    """The planned batches of an epoch, or of its rest, on every rank of a world: a `Plan`.
 
     Each process plans for all ranks. The processes of a node share the plans of large blocks.
     """
@@ -162,12 +160,10 @@ class PlannedEpoch:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the epoch, over all ranks."""
         return self.order.num_samples
 
     @property
     def samples_per_rank(self) -> int:
-        """Samples that each rank takes, about."""
         return -(-(self.num_samples - self.start.consumed) // self.world.num_replicas)
 
     batches_per_rank: None = field(default=None, init=False, repr=False)
@@ -191,7 +187,7 @@ class PlannedEpoch:
         return Segment(self.world.num_replicas, self.world.per_node, self.rule.budget, self.rule.most, steps)
 
     def count_batches(self) -> int:
-        """Return the batches that each rank makes, in a pass over all lengths that one process of a node makes."""
+        # One process of a node makes the pass over all lengths.
         return int(kept_arrays(self._identity, lambda: {"count": np.array(sum(self.steps()))})["count"])
 
     @property
@@ -239,14 +235,10 @@ class PlannedEpoch:
     def batches(
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
-        """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`.
-
-        While the batches of one block are taken, a thread plans the next block.
-        """
         first = 0
         for number in range(self.first_block, self.num_blocks):
             block = self.node_batches(number, rank)
-            if number + 1 < self.num_blocks:
+            if number + 1 < self.num_blocks:  # while the batches of this block are taken
                 self.plan_ahead(number + 1, rank)
             tokens, room = tokens_and_room(block.bounds, block.stops - block.starts, self.rule)
             fill = int(tokens.sum()) / max(1, int(room.sum()))
@@ -279,7 +271,6 @@ class PlannedEpoch:
         return Position(self.start.epoch, min(number * size, self.num_samples))
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
-        """Yield the shards that a rank needs from a batch on, block by block; see `Plan.uses`."""
         first = 0
         for number in range(self.first_block, self.num_blocks):
             while not waits and self._is_to_come(number, rank):
@@ -294,7 +285,6 @@ class PlannedEpoch:
             first += block.steps
 
     def reached(self, batches: int) -> Reached:
-        """Return the start of the plan; every batch says by itself how far the epoch has come with it."""
         return Reached(self.start, 0)
 
     def is_over(self, position: Position) -> bool:

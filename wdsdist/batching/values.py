@@ -54,7 +54,12 @@ class Batches:
         from wdsdist.batching.block_plan import Rule
 
         rule = Rule(**self._terms(), drops=drop_last, mark_padding=mark_padding)
-        return PlannedBatcher(manifest, rule, itemsizes or {})
+        try:
+            return PlannedBatcher(manifest, rule, itemsizes or {})
+        except ArgumentError as error:
+            argument = "by" if hasattr(self, "by") else "length"
+            message = f"{argument} is {getattr(self, argument)!r}: {error}"
+            raise ArgumentError(message, argument=argument) from error
 
     def _terms(self) -> dict[str, Any]:
         """Return the arguments of the `Rule` that these values stand for."""

@@ -95,10 +95,7 @@ class CachedShard(OpenShard):
 class CachedShards:
     """The shards of a data set that are read through a cache; plain local shards are read in place.
 
-    Args:
-        manifest: the data set.
-        cache: keeps the copies.
-        opened: when the data set was opened, in seconds since 1970; by default now.
+    ``opened`` is when the data set was opened, in seconds since 1970; by default now.
     """
 
     def __init__(self, manifest: Manifest, cache: ChunkCache, opened: float | None = None) -> None:

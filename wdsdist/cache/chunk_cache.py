@@ -64,11 +64,7 @@ class OpenCopy:
 
 
 class ChunkCache:
-    """The cache of shards in one folder.
-
-    Args:
-        options: the folder, its limit and the timeout of downloads.
-    """
+    """The cache of shards in one folder."""
 
     def __init__(self, options: CacheOptions) -> None:
         self.options = options

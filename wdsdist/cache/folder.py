@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -67,6 +68,17 @@ def check_root(root: Path) -> None:
     else:
         return
     raise CacheError(f"{root} is not safe as a cache: {why}, and could plant shards there. Please {remedy}")
+
+
+def folders_in_use() -> set[Path]:
+    """Return the cache folders of this user that live processes have open."""
+    folders = set()
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 - unlike Path.glob, it ignores processes that end
+        with contextlib.suppress(OSError):
+            path = Path(link).readlink()
+            if path.name == CATALOG and path.stat().st_uid == os.geteuid():
+                folders.add(path.parent)
+    return folders
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -91,8 +92,9 @@ def _message(error: click.ClickException | WdsdistError) -> str:
         return str(error)
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and error.message:
         option = max(error.param.opts, key=len)
-        return error.message if error.message.startswith(option) else f"{option}: {error.message}"
-    problem = error.format_message().rstrip(".").replace(". Did", ": did")
+        problem = error.message.rstrip(".")
+        return problem if problem.startswith(option) else f"{option}: {problem}"
+    problem = re.sub(r"\. \(?Did you mean( one of:)? ", ": did you mean ", error.format_message().rstrip(".)"))
     path = error.ctx.command_path if error.ctx else "wdsdist"
     return f"{problem[:1].lower()}{problem[1:]}{' See' if problem.endswith('?') else ': see'} `{path} --help`"
 

@@ -67,20 +67,23 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
     """Show what the cache holds, by data set.
 
     Each line shows a data set, its shards, their bytes, the last use, and the number of shards that live jobs use.
+    Without --cache-dir, the command shows the default folder, and each folder that a live job uses.
     """
+    from wdsdist.cache.folder import folders_in_use
     from wdsdist.diagnostics.cache_contents import usage
 
-    stores = usage(cache_dir)
+    folders = [cache_dir] if cache_dir else sorted({shard_cache_dir(None), *folders_in_use()})
+    contents = {folder: usage(folder) for folder in folders}
     if as_json:
-        say_json([asdict(store) for store in stores])
+        say_json([{"folder": str(folder)} | asdict(store) for folder in folders for store in contents[folder]])
         return
-    for store in stores:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(store.last_use))
-        busy = f", {store.in_use:,} in use" if store.in_use else ""
-        say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
-    kept = f"{counted(sum(store.shards for store in stores), 'shard')}, {human(sum(store.bytes for store in stores))}"
-    advice = "" if stores or cache_dir else ": to see another folder, pass --cache-dir"
-    say(f"kept: {kept}, in {shard_cache_dir(cache_dir)}{advice}")
+    for folder, stores in contents.items():
+        for store in stores:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(store.last_use))
+            busy = f", {store.in_use:,} in use" if store.in_use else ""
+            say(store.source, counted(store.shards, "shard"), human(store.bytes), f"last used {used}{busy}")
+        shards, size = sum(store.shards for store in stores), sum(store.bytes for store in stores)
+        say(f"kept: {counted(shards, 'shard')}, {human(size)}, in {folder}")
 
 
 @command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")

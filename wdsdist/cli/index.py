@@ -47,7 +47,7 @@ def index(
     shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None,
     name: str | None, splits: bool, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Index tars by other tools, without changing them.
+    """Index tars from other tools, without changing them.
 
     It writes an index for each tar, and one index.json. SHARDS is a folder or URL of tars, or tars, or a pattern such
     as 'train-{000..127}.tar'. The tars may be compressed. For remote tars with large members, only the headers are

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import augment_usage_errors
 
 from wdsdist import errors
 from wdsdist._util.validation import byte_size, check_path
@@ -54,6 +55,11 @@ class Command(click.Command):
         if "SHARDS is" not in rest and any(param.name == "shards" for param in self.params):
             self.epilog = SHARDS
         self.help = f"{summary}\n\n\b\nExamples:{listed}\n\n{rest}"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments. A usage error names the help of this command."""
+        with augment_usage_errors(ctx):
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
     from wdsdist.shards.progress import ShardsProgress
 
-OUTPUT = "standard output"
 _INTERVAL = 5.0
 """Seconds between lines, so that a log of an hour's packing stays readable."""
 _BAR = 24
@@ -35,7 +34,7 @@ def written() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or OUTPUT
+        error.filename = error.filename or "standard output"
         raise
 
 

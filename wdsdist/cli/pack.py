@@ -99,9 +99,9 @@ def pack(
     """Pack SOURCE into shards in DEST, a folder or a URL.
 
     SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
-    folder by save_to_disk of datasets), WebDataset shards, an IDX set such as mnist/train, or a URL of one of these. In
-    a folder, files that share a path up to the first dot of their names are one sample; in a table, each row is a
-    sample. SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
+    folder that datasets' save_to_disk wrote), WebDataset shards, an IDX set such as mnist/train, or a URL of one of
+    these. In a folder, files that share a path up to the first dot of their names are one sample; in a table, each row
+    is a sample. SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
     my_module:make_dataset. After an interruption, the same command continues; if the data set is complete, it returns
     at once.
     """

@@ -54,7 +54,7 @@ def select(
             say(f"{path}: {counted(view.num_samples, 'sample')}")
         return
     if shards is None or destination is None:
-        raise click.UsageError("name SHARDS and the DESTINATION, or a view by --refresh")
+        raise click.UsageError("name SHARDS and the DESTINATION, or a view with --refresh")
     _check_free(destination, overwrite)
     manifest = opened(shards)
     seed = chosen_by["seed"]

@@ -9,8 +9,6 @@ import click
 from wdsdist.cli.options import command, field_list, number_option, of_shards, opened, quiet_option
 from wdsdist.cli.output import contents, meter, say
 
-_DAMAGED = 1
-
 
 @command(
     "wdsdist verify shards",
@@ -52,6 +50,6 @@ def verify(
     for result in repairs:
         say(f"{'' if result.done else 'not '}repaired: {shown(result.shard)}: {' '.join(result.what.splitlines())}")
     if damage and not (repairs and all(result.done for result in repairs)):
-        ctx.exit(_DAMAGED)
+        ctx.exit(1)
     if not quiet:
         say(f"verified: {contents(manifest)}, {'all damage repaired' if damage else 'no damage'}")

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdsdist import storage
 from wdsdist._util.validation import check_callable, check_integer, check_path, counted
 from wdsdist.curation import column_file
 from wdsdist.curation.column_file import StoredColumn
 from wdsdist.curation.columns import ColumnReader, names
 from wdsdist.curation.fields import checked, read_all
-from wdsdist.curation.join import JoinedTables, Tables, match, paths_of
+from wdsdist.curation.join import JoinedTables, Tables, match
 from wdsdist.errors import ArgumentError, IndexFormatError, given, printable
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
@@ -56,8 +55,7 @@ def add_columns(
         own, theirs = _compared(on)
         if own not in {*names(data), *requested}:
             requested += checked(data, [own])
-        options = data.client_options if storage_options is None else storage.named(storage_options, paths_of(join))
-        tables = JoinedTables(join, theirs, options)
+        tables = JoinedTables(data, join, theirs, storage_options)
         joined = tables.names(only)
     elif not requested and not column_file.names(data):
         raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
@@ -66,8 +64,11 @@ def add_columns(
         stored = {name: _stored(data, name) for name in used}
         stale = [column for column in stored.values() if column is not None and column.lacking]
         requested += [column.name for column in stale if column.is_read and column.name not in requested]
-        if tables is None:
-            _warn_of_joined(stale)
+        if tables is None and (outdated := [column for column in stale if column.tables]):
+            columns = ", ".join(column.name for column in outdated)
+            paths = ", ".join(sorted({path for column in outdated for path in column.tables}))
+            about = f"new shards lack the values of joined columns ({columns}): join their tables again ({paths})"
+            _log.warning("%s", printable(about))
         values = dict[str, Any]()
 
         def fill(name: str, others: Any, origin: str, paths: Sequence[str] = ()) -> None:
@@ -86,7 +87,8 @@ def add_columns(
             is_read = name in requested or (column is not None and column.is_read)
             write(name, values[name], dict.fromkeys([*(column.tables if column else ()), *paths]), is_read=is_read)
 
-        shards = {name: _unread(stored[name], len(data.counts)) for name in requested}
+        every = [*range(len(data.counts))]
+        shards = {name: column.lacking if (column := stored[name]) and column.is_read else every for name in requested}
         read = read_all(data, [*filter(shards.get, shards)], sorted(set().union(*shards.values())), workers, progress)
         for name in filter(shards.get, shards):
             fill(name, _concatenated(data, {shard: read[shard][name] for shard in shards[name]}), "the members")
@@ -94,7 +96,9 @@ def add_columns(
             filled = np.flatnonzero(data.counts).tolist()
             samples = values[own].chunks if own in values else map(ColumnReader(data, own).of_shard, filled)
             rows = match(data, own, samples, tables.keys(), tables.label)
-            num_used, unmatched = len(np.unique(rows[rows >= 0])), int((rows < 0).sum())
+            is_used, unmatched = np.zeros(tables.num_rows, np.bool_), int((rows < 0).sum())
+            is_used[rows[rows >= 0]] = True
+            num_used = int(is_used.sum())
             _log.log(
                 logging.WARNING if unmatched or num_used < tables.num_rows else logging.INFO,
                 f"joined {tables.label} by {own}: of {tables.num_rows:,} rows, {num_used:,} give values; "
@@ -113,20 +117,6 @@ def _stored(data: Manifest, name: str) -> StoredColumn | None:
     except IndexFormatError as error:
         _log.warning("%s; its values are not used", error)
         return None
-
-
-def _unread(column: StoredColumn | None, num_shards: int) -> list[int]:
-    """Return the shards whose members a column lacks."""
-    return column.lacking if column is not None and column.is_read else [*range(num_shards)]
-
-
-def _warn_of_joined(stale: Sequence[StoredColumn]) -> None:
-    """Warn of stale columns that only a join can complete."""
-    if outdated := [column for column in stale if column.tables]:
-        columns = ", ".join(column.name for column in outdated)
-        paths = ", ".join(sorted({path for column in outdated for path in column.tables}))
-        about = f"new shards lack the values of joined columns ({columns}): join their tables again ({paths})"
-        _log.warning("%s", printable(about))
 
 
 def _concatenated(data: Manifest, known: Mapping[int, Any]) -> Any:

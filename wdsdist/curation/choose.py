@@ -20,6 +20,7 @@ from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
 from wdsdist.errors import ArgumentError, IndexFormatError, given
 from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.lists import read_list
 from wdsdist.shards import view_file
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
@@ -79,7 +80,10 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     if on in columns.names(data):
         own = columns.column(data, on)
     elif on in (known := examples(data)):
-        own = fields.column(data, on)
+        picks, shards = data.picks, np.flatnonzero(data.counts).tolist()
+        read = fields.read_all(data.whole, fields.checked(data.whole, [on]), shards)
+        parts = (read[n][on] if picks is None else read[n][on].take(pyarrow().array(picks.of_shard(n))) for n in shards)
+        own = arrays.concatenated(parts)
     else:
         raise columns.unknown(data, on, known)
     note: dict[str, Any] = {}

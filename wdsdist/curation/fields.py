@@ -26,7 +26,6 @@ from wdsdist.curation.columns import members_of
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
 from wdsdist.packing.tables import arrays
-from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.samples.images.header import Head
 from wdsdist.samples.open_source import open_source
 from wdsdist.shards.progress import Report, ShardsProgress
@@ -193,19 +192,6 @@ def checked(manifest: Manifest, fields: Sequence[str], probes: Sequence[str] = (
     return names
 
 
-def column(manifest: Manifest, name: str) -> Any:
-    """Return the values of a field over the samples of a data set or view, as a chunked array; write no column.
-
-    Raises what `checked` and `read` raise.
-    """
-    picks, shards = manifest.picks, np.flatnonzero(manifest.counts).tolist()
-    read = read_all(manifest.whole, checked(manifest.whole, [name]), shards)
-    values = ((shard, read[shard][name]) for shard in shards)
-    return arrays.concatenated(
-        array if picks is None else array.take(pyarrow().array(picks.of_shard(shard))) for shard, array in values
-    )
-
-
 def read_all(
     data: Manifest, fields: Sequence[str], shards: Sequence[int], workers: int | None = None, progress: Report = None
 ) -> dict[int, dict[str, Any]]:
@@ -234,10 +220,9 @@ def read_all(
             for name in fields:
                 unreadable[name] += reasons[name]
             report()
-    for name, each in unreadable.items():
-        if each:
-            samples, first = counted(len(each), "sample"), min(each)
-            _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, first)
+    for name in filter(unreadable.get, fields):
+        samples, first = counted(len(unreadable[name]), "sample"), min(unreadable[name])
+        _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, first)
     return made
 
 

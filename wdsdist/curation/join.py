@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_MEMORY = 6 << 30
+_MEMORY = 4 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _NONE = np.iinfo(np.int64).max
 _LOOKED_AT = 200
@@ -47,16 +47,26 @@ class JoinedTables:
     """The rows of tables, one table after another.
 
     Args:
+        data: the data set; the options of its stores serve for the tables too, unless ``storage_options`` are given.
         tables: their paths, URLs and patterns.
         on: the column that is matched with samples; ``json.uid`` of a data set is often ``uid`` of a table.
-        options: of the stores of the tables.
+        storage_options: of the stores of the tables.
 
     Raises `ArgumentError` if a table lacks that column, `NotFoundError` for a pattern that nothing matches, and what
     `open_at` raises.
     """
 
-    def __init__(self, tables: Tables, on: str, options: storage.StorageOptions | None) -> None:
-        named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in paths_of(tables)]
+    def __init__(
+        self, data: Manifest, tables: Tables, on: str, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        paths: Any = [tables] if isinstance(tables, str | os.PathLike) else tables
+        is_list = isinstance(paths, Sequence) and len(paths) > 0
+        if not is_list or not all(isinstance(path, str | os.PathLike) for path in paths):
+            message = f"join is {tables!r}: it must be the path of a table, or a list of them"
+            raise ArgumentError(message, argument="join")
+        named = [storage.normalise(os.fspath(path)) for path in paths]
+        options = data.client_options if storage_options is None else storage.named(storage_options, named)
+        named = [path if storage.is_remote(path) else str(Path(path).absolute()) for path in named]
         self.paths = [storage.shown(path) for path in named]
         """The paths, URLs and patterns, without credentials."""
         self._tables = [open_at(path, options) for pattern in named for path in matching(pattern, options)]
@@ -69,10 +79,11 @@ class JoinedTables:
 
         Raises `ArgumentError` for a name in ``only`` that no table has.
         """
-        is_nested, known = pyarrow().types.is_nested, dict[str, None]()
-        for table, key in zip(self._tables, self._keys, strict=True):
-            known |= {each.name: None for each in table.schema if each.name != key and not is_nested(each.type)}
-        names = [*(known if only is None else only)]
+        is_nested, pairs = pyarrow().types.is_nested, zip(self._tables, self._keys, strict=True)
+        joined = (each.name for table, key in pairs for each in table.schema
+                  if each.name != key and not is_nested(each.type))  # fmt: skip
+        known = list(dict.fromkeys(joined))
+        names = known if only is None else list(only)
         if unknown := [name for name in names if name not in known]:
             message = f"{self._tables[0].label} has no column {unknown[0]!r}: {hint(unknown[0], known)}"
             raise ArgumentError(message, argument="only")
@@ -91,14 +102,6 @@ class JoinedTables:
         for table in self._tables:
             parts += table.values(name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
         return arrays.concatenated(parts)
-
-
-def paths_of(tables: Tables) -> list[str]:
-    """Return the paths, URLs and patterns that ``join`` names."""
-    paths = [tables] if isinstance(tables, str | os.PathLike) else tables
-    if isinstance(paths, Sequence) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        return [storage.normalise(os.fspath(path)) for path in paths]
-    raise ArgumentError(f"join is {tables!r}: it must be the path of a table, or a list of them", argument="join")
 
 
 def match(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, OrderSettings, ShardOrder
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
-from wdsdist.sampling.working_set import Readers, bytes_at_once
+from wdsdist.sampling.working_set import bytes_at_once
 from wdsdist.storage.waiting import policy
 
 if TYPE_CHECKING:
@@ -119,15 +121,15 @@ def epoch_report(plan: Plan, settings: OrderSettings, world: World, counts: Int6
     figures, opened = _fixed(plan, nodes) if isinstance(plan, EpochPlan) else _planned(plan, nodes, len(counts))
     epoch = plan.epoch if isinstance(plan, EpochPlan) else plan.start.epoch
     ranks = min(world.per_node, world.num_replicas)
-    readers = Readers(counts=counts, sizes=sizes, num_replicas=world.num_replicas, ranks=ranks)
+    needed = functools.partial(bytes_at_once, counts, sizes, settings, num_replicas=world.num_replicas, epoch=epoch)
     requests = 1 - (-sizes // policy.part_bytes)  # one for each part, and one for the index
     return EpochReport(
         **figures,
         shards_per_node=tuple(len(shards) for shards in opened),
         bytes_per_node=tuple(int(sizes[shards].sum()) for shards in opened),
         requests_per_node=tuple(int(requests[shards].sum()) for shards in opened),
-        cache_bytes_per_rank=bytes_at_once(readers, settings, ranks=1, epoch=epoch),
-        cache_bytes_per_node=bytes_at_once(readers, settings, ranks=ranks, epoch=epoch),
+        cache_bytes_per_rank=needed(ranks=1),
+        cache_bytes_per_node=needed(ranks=ranks),
     )
 
 
@@ -153,12 +155,13 @@ def _fixed(plan: EpochPlan, nodes: list[range]) -> tuple[dict[str, Any], list[In
     assert plan.order is not None
     order, opened = plan.order(), list[Int64s]()
     for ranks in nodes:
+        shards = [np.zeros(0, np.int64)]
         if isinstance(order, ShardOrder):  # all shards of its lanes, which takes a thousandth of the time of their uses
-            lanes = [lane for rank in ranks for lane in order.lanes_of(rank, plan.num_replicas)]
-            ends = [order.lane_stretches(lane)[[0, -1]].tolist() for lane in lanes]
-            shards = [order.lane_shards(lane, *both) for lane, both in zip(lanes, ends, strict=True)]
+            for lane in chain.from_iterable(order.lanes_of(rank, plan.num_replicas) for rank in ranks):
+                if size := int(order.lane_stretches(lane)[-1]):
+                    shards.append(order.lane_shards(lane, np.array([0]), np.array([size - 1])))
         else:
-            shards = [np.array([use.shard for rank in ranks for use in plan.uses(rank=rank) if use], np.int64)]
+            shards += [np.array([use.shard for use in plan.uses(rank=rank) if use], np.int64) for rank in ranks]
         opened.append(np.unique(np.concatenate(shards)))
     return figures, opened
 

@@ -59,15 +59,12 @@ def export(
     Raises `ArgumentError` for a format that does not exist or cannot hold the data set, `DestinationError` if the
     folder cannot be written, and what `wdsdist.open` raises.
 
-    >>> import tempfile, pathlib
-    >>> from wdsdist.packing import pack
-    >>> root = pathlib.Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> _ = (root / "files" / "0001.txt").write_text("hello")
-    >>> manifest = pack(root / "files", root / "shards")
+    >>> import tempfile, wdsdist
+    >>> folder = Path(tempfile.mkdtemp()) / "shards"
+    >>> manifest = wdsdist.pack([{"__key__": "0001", "txt": "hello"}], folder)
     >>> [path.name for path in export(manifest, "dali")]
     ['shard-000000.idx']
-    >>> (root / "shards" / "shard-000000.idx").read_text()
+    >>> (folder / "shard-000000.idx").read_text()
     'v1.2 1\\ntxt 512 5 0001.txt\\n'
     """
     if format not in FORMATS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import mmap
 import os
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import lies_in, sha256
+from wdsdist._util.files import lies_in, mapped, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.pools import Carried, completed, pool
 from wdsdist._util.validation import check_integer
@@ -42,9 +41,9 @@ from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.shard_indexes import regular
+from wdsdist.shards.source import OpenShard
 from wdsdist.shards.spellings import Location, Shards
 from wdsdist.storage import engine
-from wdsdist.storage.compression import Expansion
 
 Part = Literal["tar", "index", "member"]
 
@@ -124,15 +123,12 @@ def verify(
     Raises what `wdsdist.open` raises if there is no data set, and `DestinationError` or `StorageError` if there is no
     space here to decompress or fetch a shard, which is not damage.
 
-    >>> import tempfile, pathlib
-    >>> from wdsdist.packing import pack
-    >>> root = pathlib.Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> _ = (root / "files" / "0001.txt").write_text("hello")
-    >>> manifest = pack(root / "files", root / "shards")
+    >>> import tempfile, wdsdist
+    >>> folder = Path(tempfile.mkdtemp()) / "shards"
+    >>> manifest = wdsdist.pack([{"__key__": "0001", "txt": "hello"}], folder)
     >>> verify(manifest)
     []
-    >>> (root / "shards" / "shard-000000.tar").unlink()
+    >>> (folder / "shard-000000.tar").unlink()
     >>> verify(manifest)[0].problem
     'is not there: fetch it, or pack again, which writes what is missing'
     """
@@ -240,7 +236,7 @@ def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[Dam
             add(f"does not have the SHA-256 digest that index.json gives {digests}: {_AGAIN}")
         if scanned is not None and (check.deep or check.fields is not None):
             with scan.decompressed(path, tar_size=scanned.size) as tar:
-                failing, entries = _check_members(tar, scanned, check)
+                failing, entries = _check_members(tar, scanned, check, number)
             for problem in failing:
                 add(problem, "member")
             if check.quarantine:
@@ -263,7 +259,9 @@ def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[Dam
     return problems
 
 
-def _check_members(path: Path, index: ShardIndex, check: _Check) -> tuple[list[str], dict[str, tuple[str, str]]]:
+def _check_members(
+    path: Path, index: ShardIndex, check: _Check, number: int
+) -> tuple[list[str], dict[str, tuple[str, str]]]:
     """Check the samples of a whole shard; return the first problems, and the first bad field of each key with a reason.
 
     Members with extensions that no codec reads are skipped; no code in a member is run.
@@ -271,29 +269,24 @@ def _check_members(path: Path, index: ShardIndex, check: _Check) -> tuple[list[s
     Raises `SampleError` if a package that a codec needs is missing.
     """
     samples = SampleCheck(check.fields, decode=check.deep)
-    expansion = Expansion(index.file.size)
+    shard = OpenShard(check.manifest, number, index, mapped(path))
     bad: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for sample in range(index.num_samples):
-            members, key, first = index.members(sample), index.key(sample), int(index.sample_starts[sample])
+    for sample in range(index.num_samples):
+        members, key = index.members(sample), index.key(sample)
+        sizes, unzip = [size for *_, size in members], functools.partial(shard.unzip, sample)
 
-            def read(number: int, members: list[tuple[str, int, int]] = members) -> bytes:
-                _, offset, size = members[number]
-                return content[offset : offset + size]
+        def read(place: int, sample: int = sample) -> bytes:
+            return bytes(shard.member(sample, place))
 
-            def unzip(number: int, first: int = first) -> Any:
-                return functools.partial(expansion.unzip, first + number)
-
-            layout, sizes = tuple(extension.lower() for extension, *_ in members), [size for *_, size in members]
-            for field, number, reason in samples.problems(layout, sizes, read, unzip):
-                problem = f"holds sample {key!r}, which {reason}"
-                if number != ABSENT:
-                    extension, offset, size = members[number]
-                    what = f", which {reason}" if size else ", which is empty"
-                    problem = f"holds {key}.{extension} at byte {offset:,}{what}"
-                problems.append(problem)
-                bad.setdefault(key, (field, reason))
+        for field, place, reason in samples.problems(shard.layout(sample), sizes, read, unzip):
+            problem = f"holds sample {key!r}, which {reason}"
+            if place != ABSENT:
+                extension, offset, size = members[place]
+                what = f", which {reason}" if size else ", which is empty"
+                problem = f"holds {key}.{extension} at byte {offset:,}{what}"
+            problems.append(problem)
+            bad.setdefault(key, (field, reason))
     more = [f"holds {len(problems) - _NAMED:,} more members that fail"] if len(problems) > _NAMED else []
     return problems[:_NAMED] + more, bad
 
@@ -345,13 +338,10 @@ def repair(
         storage_options: as passed to `wdsdist.verify`. A ``source`` in another store gets them only if they name that
             store; if ``shards`` is local, ``source`` gets them.
 
-    >>> import tempfile, pathlib
-    >>> from wdsdist.packing import pack
-    >>> root = pathlib.Path(tempfile.mkdtemp())
-    >>> (root / "files").mkdir()
-    >>> _ = (root / "files" / "0001.txt").write_text("hello")
-    >>> manifest = pack(root / "files", root / "shards")
-    >>> (root / "shards" / "shard-000000.tar.wdsindex").unlink()
+    >>> import tempfile, wdsdist
+    >>> folder = Path(tempfile.mkdtemp()) / "shards"
+    >>> manifest = wdsdist.pack([{"__key__": "0001", "txt": "hello"}], folder)
+    >>> (folder / "shard-000000.tar.wdsindex").unlink()
     >>> repair(manifest, verify(manifest))
     [Repair(shard='shard-000000.tar', done=True, what='indexed again')]
     """

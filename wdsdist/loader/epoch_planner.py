@@ -57,22 +57,19 @@ class EpochPlanner:
         world = World(identity.world_size, identity.ranks_per_node)
         return EpochStart(position=position, rank=identity.rank, world=world, settings=settings, block=self._block)
 
-    def plan(self, position: Position) -> Plan:
-        """Return the plan of the batches from a position on.
+    def plan(self, position: Position, config: OrderConfig | None = None) -> Plan:
+        """Return the plan of the batches from a position on, by default in the order there.
 
         Raises `ArgumentError` if a whole epoch would have no batch.
         """
-        return self._plan(position, self.config_at(position))
-
-    def length(self, position: Position) -> int:
-        """Return the batches that the whole epoch of a position has on each rank."""
-        return self._plan(Position(position.epoch), self.config_at(position)).count_batches()
-
-    def _plan(self, position: Position, config: OrderConfig) -> Plan:
-        start = self.start(position)
+        start, config = self.start(position), config or self.config_at(position)
         if not position.has_begun:
             self.batcher.check(config.num_samples, start.world.num_replicas)
         return start.plan(config, self.batcher)
+
+    def length(self, position: Position) -> int:
+        """Return the batches that the whole epoch of a position has on each rank."""
+        return self.plan(Position(position.epoch), self.config_at(position)).count_batches()
 
     def begin(self, start: EpochStart) -> None:
         """Note that an epoch has begun or resumed: it keeps its samples."""

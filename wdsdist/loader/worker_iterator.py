@@ -184,7 +184,7 @@ class WorkerDataset(Dataset[Message]):
         # A loader without workers may be iterated in one of another loader.
         if self.channel is not None and get_worker_info() is not None:
             part.worker, part.num_workers = enter_worker()
-            part.send = self.channel.sender(part.worker)
+            self.channel.worker, part.send = part.worker, self.channel.send
         if part.send is None or self._counted is None:  # a forked worker has the counters of its parent
             self._counted = self._sample_reader.source.counters()
         return part, part.groups(self._collate_fn)

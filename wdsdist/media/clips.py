@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.validation import as_number, check_integer
+from wdsdist._util.validation import check_integer, check_number
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.containers import Track, opened
 from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
@@ -117,7 +117,7 @@ class Clip:
         for name in ("frames", "max_pixels", *(["stride"] if self.stride is not None else [])):
             check_integer(name, getattr(self, name), 1)
         if self.fps is not None:
-            _check_number("fps", self.fps, 0.001, 10_000)
+            check_number("fps", self.fps, 0.001, 10_000)
             if self.stride is not None:
                 raise ArgumentError(f"stride is {self.stride!r} and fps is {self.fps!r}: give one of them")
         if self.size is not None and not callable(self.size):
@@ -267,7 +267,7 @@ class AudioClip:
 
     def __post_init__(self) -> None:
         if self.seconds is not None:
-            _check_number("seconds", self.seconds, 0.001, 1e6)
+            check_number("seconds", self.seconds, 0.001, 1e6)
         if self.rate is not None:
             check_integer("rate", self.rate, 1000, 1_000_000)
         if self.channels not in (1, 2, None):
@@ -395,14 +395,8 @@ def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Location, in
     return Location(share if at is None else at, part), draw.getrandbits(63)
 
 
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    number = as_number(value)
-    if number is None or not low <= number <= high:
-        raise ArgumentError(f"{name} is {value!r}: it must be a number between {low:g} and {high:g}", argument=name)
-
-
 def _check_location(at: object, short: object) -> None:
     if at is not None:
-        _check_number("at", at, 0, 1)
+        check_number("at", at, 0, 1)
     if short not in ("pad", "error"):
         raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"', argument="short")

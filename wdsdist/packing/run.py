@@ -188,7 +188,7 @@ def splits_of(source: str | os.PathLike[str], options: Options) -> dict[str, dic
     except SplitsError as error:
         splits = error.splits
     if not splits:
-        raise SourceError(f"{source} holds no folders such as train and val: pack it without splits")
+        raise SourceError(f"{source} holds no folders such as train and val: leave out {given('splits', True)}")
     shared: dict[str, Any] = {}
     if options.class_folders:
         notes = [sources.find(source, options, split=split).contents.notes for split in splits]

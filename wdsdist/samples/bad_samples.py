@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from wdsdist._util.validation import as_number, check_path
+from wdsdist._util.validation import check_number, check_path
 from wdsdist.errors import (
     ArgumentError,
     BadSample,
@@ -60,12 +60,7 @@ class BadSamplePolicy:
         for name, value in (("quarantine", quarantine), ("error_budget", error_budget)):
             if value is not None and on_error != "replace":
                 raise ArgumentError(f'{name} is given, but on_error is "raise": pass on_error="replace"', argument=name)
-        budget = as_number(error_budget)
-        if error_budget is not None and (budget is None or not 0 <= budget <= 1):
-            raise ArgumentError(
-                f"error_budget is {error_budget!r}: it must be a share of the samples between 0 and 1, such as 0.01",
-                argument="error_budget",
-            )
+        budget = None if error_budget is None else check_number("error_budget", error_budget, 0, 1)
         return cls(on_error == "replace", "" if quarantine is None else checked_path(quarantine), budget)
 
 

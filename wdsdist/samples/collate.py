@@ -103,10 +103,6 @@ class Ragged:
             self._parts = [view[start:stop] for start, stop in pairwise(self.bounds.tolist())]
         return self._parts
 
-    def copied(self) -> Ragged:
-        """Return the column in memory of its own."""
-        return Ragged.within(np.frombuffer(bytearray().join(self.parts), np.uint8), self.bounds)
-
     def __len__(self) -> int:
         return len(self._parts) if self._parts is not None else len(self.bounds) - 1
 

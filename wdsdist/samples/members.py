@@ -147,8 +147,10 @@ class Members:
                 batch[name] = make_column(name, list(values), keys)
         for field, column in self._columns.items():
             step = self._step(field, column)
-            if step is not None and step.is_raw:  # a batch that the user keeps must not keep room in the cache
-                batch[field] = Ragged.of(column.parts).copied() if copied else Ragged.of(column.parts)
+            if step is not None and step.is_raw:
+                batch[field] = raw = Ragged.of(column.parts)
+                if copied:  # a batch that the user keeps must not keep room in the cache
+                    batch[field] = Ragged(raw.data, raw.offsets)
                 continue
             pieces = None if step is None else step.stacked(column.parts)
             if pieces is not None:

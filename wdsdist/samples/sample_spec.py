@@ -198,8 +198,10 @@ def _checked(extension: object, what: Any) -> Callable[..., Any]:
             return RawArray.of(extension, what)
         if callable(what):
             return what  # type: ignore[no-any-return]
+    whole = f"; decode={what!r} makes this form of all images" if isinstance(what, str) else ""
     raise ArgumentError(
-        f"decode maps {extension!r} to {what!r}: it maps extensions to functions of bytes, or to dtypes of raw arrays",
+        f"decode maps {extension!r} to {what!r}: it maps extensions to functions of bytes, or to dtypes of raw arrays"
+        f"{whole}",
         argument="decode",
     )
 

@@ -7,10 +7,10 @@ ranks have consumed; what is left is dealt again, to the ranks that there are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.order import EpochOrder, Order
-from wdsdist.sampling.plan import BatchPlan, Position, Reached, World
+from wdsdist.sampling.plan import Batcher, BatchPlan, Position, Reached, World
 
 if TYPE_CHECKING:
     from wdsdist.sampling.shard_schedule import Use
@@ -58,18 +58,15 @@ class EpochPlan:
 
     @property
     def samples_per_rank(self) -> int:
-        """Samples that each rank takes, before whole batches are made of them."""
         left = max(self.num_samples - self.start, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
     @property
     def batches_per_rank(self) -> int:
-        """Batches that each rank makes."""
         samples = self.samples_per_rank
         return samples // self.batch_size if self.drop_last_batch else -(-samples // self.batch_size)
 
     def count_batches(self) -> int:
-        """Return the batches that each rank makes."""
         return self.batches_per_rank
 
     @property
@@ -90,12 +87,10 @@ class EpochPlan:
         return min(self.start + batches * self.batch_size * self.num_replicas, self.num_samples)
 
     def reached(self, batches: int) -> Reached:
-        """Return how far the epoch has come after so many batches of each rank."""
         left = self.samples_per_rank - (batches - 1) * self.batch_size
         return Reached(Position(self.epoch, self.consumed(batches)), min(self.batch_size, left) if batches else 0)
 
     def is_over(self, position: Position) -> bool:
-        """Return whether no batch is left after a position of the epoch."""
         return position.consumed >= self.num_samples
 
     def positions(self, *, rank: int, batch: int) -> Int64s:
@@ -136,7 +131,6 @@ class EpochPlan:
     def batches(
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
-        """Yield the batches that one worker of one rank makes, with their numbers; see `Plan.batches`."""
         order, total = self._order(), self.batches_per_rank
         groups = range(worker * group, total, num_workers * group)
         mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
@@ -152,7 +146,6 @@ class EpochPlan:
                 yield number, BatchPlan(shards, samples, epochs, padding[part] if self.mark_padding else None)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
-        """Yield the shards that a rank needs from a batch on, in the order of their first use in each window."""
         from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched
 
         return upcoming(self._order(), self, rank=rank, batch=batch)
@@ -163,9 +156,9 @@ class EpochPlan:
         return self.order()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedBatches:
-    """The rule of batches of a fixed number of samples: a `Batcher`, whose plans are `EpochPlan`."""
+@dataclass(frozen=True, kw_only=True)
+class FixedBatches(Batcher):
+    """The rule of batches of a fixed number of samples, whose plans are `EpochPlan`."""
 
     batch_size: int
     drop_last: bool
@@ -175,34 +168,21 @@ class FixedBatches:
 
     label = "a number of samples"
     is_plain = True
-    collate = None
-    misfits = None
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> EpochPlan:
-        """Return the plan of an epoch from a position on."""
-        plan = self._counting(order.num_samples, world.num_replicas)
-        return replace(plan, start=position.consumed, epoch=position.epoch, order=order)
-
-    def _counting(self, num_samples: int, num_replicas: int) -> EpochPlan:
         return EpochPlan(
-            num_samples=num_samples,
-            num_replicas=num_replicas,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            drop_last_batch=self.drop_last_batch,
-            mark_padding=self.mark_padding,
+            num_samples=order.num_samples,
+            num_replicas=world.num_replicas,
+            start=position.consumed,
+            epoch=position.epoch,
+            order=order,
+            **asdict(self),
         )
 
-    def block_samples(self, num_replicas: int, window: int | None = None) -> int:
-        """Return 0: nothing is planned together."""
-        return 0
-
     def check(self, num_samples: int, num_replicas: int) -> None:
-        """Raise `ArgumentError` if an epoch has no batch."""
-        if self._counting(num_samples, num_replicas).batches_per_rank:
+        super().check(num_samples, num_replicas)
+        if EpochPlan(num_samples=num_samples, num_replicas=num_replicas, **asdict(self)).batches_per_rank:
             return
-        if not num_samples:
-            raise ArgumentError("the data set has no samples: nothing can be read")
         if self.drop_last and num_samples < num_replicas:
             raise ArgumentError(
                 f"the data set has {num_samples:,} samples, fewer than there are ranks ({num_replicas:,}), and its "
@@ -215,13 +195,3 @@ class FixedBatches:
             f"drop_last=True drops them all: lower batch_size or pass drop_last=False",
             argument="batch_size",
         )
-
-    def check_ranks_agree(self, world: World, block: int) -> None:
-        """Do nothing: ranks with the same order and world have the same batches."""
-
-    def state(self) -> dict[str, Any]:
-        """Return no further fields."""
-        return {}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: the samples that are consumed are all there is to know."""

@@ -156,13 +156,10 @@ class VirtualOrder:
         used = {}
         for later in np.unique(epochs).tolist():
             epoch = self._first_epoch + later
-            used[epoch] = self._order(epoch)
+            used[epoch] = self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
             shards[epochs == later], samples[epochs == later] = used[epoch].locate(offsets[epochs == later])
         self._orders = used  # neighbouring positions need the orders that were used last
         return shards, samples
-
-    def _order(self, epoch: int) -> Order:
-        return self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
 
     def epochs(self, positions: Int64s) -> Int64s:
         return self._first_epoch + (self._start + positions) // self._size
@@ -249,11 +246,6 @@ class ShardOrder:
         lasts = np.searchsorted(self._ends, start + ends - 1, side="right") + 1
         return firsts, np.where(begins < ends, lasts, firsts)
 
-    def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
-        """Return the shards that hold the samples of a lane from offset ``begin`` to ``end``, in increasing order."""
-        first, last = (int(edge[0]) for edge in self.lane_spans(lane, np.array([begin]), np.array([end])))
-        return np.unique(self.shards[first:last][self._is_filled[first:last]])
-
     def lane_parts(self, lane: int, begin: int, end: int) -> list[tuple[int, int, Int64s]]:
         """Return the parts of a stretch of a lane, as offsets, each with its shards in increasing order.
 
@@ -261,10 +253,10 @@ class ShardOrder:
         """
         strata = self._windows.strata(lane) if begin == 0 and self._shuffle else []
         if not strata or strata[-1][1] != end:
-            return [(begin, end, self.lane_shards(lane, begin, end))]
-        return [(start, stop, self._shards_of(lane, *spans)) for start, stop, *spans in strata]
+            strata = [(begin, end, np.array([begin]), np.array([end - 1]))]
+        return [(start, stop, self.lane_shards(lane, *spans)) for start, stop, *spans in strata]
 
-    def _shards_of(self, lane: int, firsts: Int64s, lasts: Int64s) -> Int64s:
+    def lane_shards(self, lane: int, firsts: Int64s, lasts: Int64s) -> Int64s:
         """Return the shards of spans of a lane, from their first offsets to their last, in increasing order."""
         start = self._lane_starts[lane]
         begins, ends = (np.searchsorted(self._ends, start + offsets, "right") for offsets in (firsts, lasts))

@@ -107,12 +107,7 @@ class OrderConfig:
 
     def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
         """Return the most bytes of copies that any ``ranks`` of this node's ranks need at once."""
-        from wdsdist.sampling.working_set import Readers, bytes_at_once
+        from wdsdist.sampling.working_set import bytes_at_once
 
-        readers = Readers(
-            counts=self.manifest.counts,
-            sizes=np.where(self.manifest.is_copied, self.manifest.needed_sizes, 0),
-            num_replicas=identity.world_size,
-            ranks=min(identity.local_world_size, identity.world_size),
-        )
-        return bytes_at_once(readers, settings, ranks=ranks)
+        sizes = np.where(self.manifest.is_copied, self.manifest.needed_sizes, 0)
+        return bytes_at_once(self.manifest.counts, sizes, settings, num_replicas=identity.world_size, ranks=ranks)

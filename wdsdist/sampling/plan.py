@@ -1,6 +1,6 @@
 """The seam between a loader and the rules that make its batches: a `Batcher` makes the `Plan` of each epoch.
 
-A loader, its workers, its checkpoints and its statistics know these protocols alone. `wdsdist.sampling.epoch_plan` has
+A loader, its workers, its checkpoints and its statistics know these two alone. `wdsdist.sampling.epoch_plan` has
 batches of a fixed number of samples; `wdsdist.batching` has batches by lengths and categories. A mix brings another
 `Order`, which every plan takes.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.errors import ArgumentError
 from wdsdist.sampling.order import EpochOrder
 
 if TYPE_CHECKING:
@@ -143,28 +144,17 @@ class Plan(Protocol):
         ...
 
 
-class Batcher(Protocol):
-    """The rule that makes the batches of a data set's epochs."""
+class Batcher:
+    """The rule that makes the batches of a data set's epochs. Its defaults are for batches that need no columns."""
 
-    @property
-    def label(self) -> str:
-        """What must be the same to continue inside an epoch."""
-        ...
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each batch has the next samples of the order, so that making one is little work."""
-        ...
-
-    @property
-    def collate(self) -> Callable[..., Any] | None:
-        """Makes a batch from a list of samples, and from `Pieces` of them by name; ``None`` makes columns."""
-        ...
-
-    @property
-    def misfits(self) -> Callable[[int, Int64s, int], Int64s] | None:
-        """Says how badly samples of a shard fit in the place of one of them, as `SampleReader` takes it."""
-        ...
+    label: str
+    """What must be the same to continue inside an epoch."""
+    is_plain = False
+    """Whether each batch has the next samples of the order, so that making one is little work."""
+    collate: Callable[..., Any] | None = None
+    """Makes a batch from a list of samples, and from `Pieces` of them by name; ``None`` makes columns."""
+    misfits: Callable[[int, Int64s, int], Int64s] | None = None
+    """Says how badly samples of a shard fit in the place of one of them, as `SampleReader` takes it."""
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> Plan:
         """Return the plan of an epoch from a position on.
@@ -175,7 +165,7 @@ class Batcher(Protocol):
             world: the ranks.
             block: samples that are planned together, as `block_samples` gave them in the first run.
         """
-        ...
+        raise NotImplementedError
 
     def block_samples(self, num_replicas: int, window: int | None = None) -> int:
         """Return how many samples are planned together in the first run on so many ranks; 0 if any number will do.
@@ -183,20 +173,19 @@ class Batcher(Protocol):
         A batch may have samples from all of them, so that a cache with a limit needs room for their shards: ``window``
         is then the number of samples in the shuffle windows of all lanes, for which there is room.
         """
-        ...
+        return 0
 
     def check(self, num_samples: int, num_replicas: int) -> None:
         """Raise `ArgumentError` if an epoch has no batch, or a sample that fits in none."""
-        ...
+        if not num_samples:
+            raise ArgumentError("the data set has no samples: nothing can be read")
 
     def check_ranks_agree(self, world: World, block: int) -> None:
         """Raise `StateError` if this rank would plan other batches than the ranks that began before it."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return further fields of a state, flat: what must be the same to continue inside a block."""
-        ...
+        return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise `StateError` if a state inside a block of such batches cannot go on here."""
-        ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,39 +20,39 @@ _COPY_BYTES, _COPY_BYTES_OF_A_SAMPLE = 20_480, 80
 """Approximate bytes that a copy takes besides its shard: its index, a map of its chunks, and partial blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readers:
-    """The ranks that share one cache, and the shards that they read through it."""
-
-    counts: Int64s
-    """int64 [shards]: samples in each."""
-    sizes: Int64s
-    """int64 [shards]: bytes that are read of each; 0 for a shard that is read in place, -1 if unknown."""
-    num_replicas: int
-    """All ranks."""
-    ranks: int
-    """Ranks that share the cache."""
-
-
-def bytes_at_once(readers: Readers, settings: OrderSettings, *, ranks: int, epoch: int = 0) -> int:
-    """Return the most bytes of copies that any ``ranks`` of the ranks need at once in an epoch.
+def bytes_at_once(
+    counts: Int64s, sizes: Int64s, settings: OrderSettings, *, num_replicas: int, ranks: int, epoch: int = 0
+) -> int:
+    """Return the most bytes of copies that any ``ranks`` of all ranks need at once in an epoch.
 
     It is an upper bound, because lanes may be in different windows at any time. Other epochs draw other shards
     together, so that they need a little more or less if shards are uneven.
 
-    >>> readers = Readers(counts=np.full(30, 100), sizes=np.full(30, 10**6), num_replicas=1, ranks=1)
-    >>> bytes_at_once(readers, OrderSettings(window=100), ranks=1)  # two shards, with their indexes
+    Args:
+        counts: int64 [shards]: samples in each.
+        sizes: int64 [shards]: bytes that are read of each; 0 for a shard that is read in place, -1 if unknown.
+        settings: of the order.
+        num_replicas: all ranks.
+        ranks: ranks that share the cache.
+        epoch: which epoch.
+
+    >>> settings = OrderSettings(window=100)
+    >>> bytes_at_once(np.full(30, 100), np.full(30, 10**6), settings, num_replicas=1, ranks=1)  # two shards and indexes
     2057448
     """
-    sizes = copy_sizes(readers.counts, readers.sizes)
+    sizes = copy_sizes(counts, sizes)
     if settings.name == "sampler" and settings.shuffle:
         # Any shard may be needed at any time; but within two blocks, no more of them than samples.
         return int(np.sort(sizes)[-2 * BLOCK_SAMPLES * ranks :].sum())
-    order = epoch_order(readers.counts, settings, epoch)
+    order = epoch_order(counts, settings, epoch)
     assert isinstance(order, ShardOrder)
     up_to = np.concatenate(((0,), np.cumsum(sizes[order.shards])))
-    lanes = np.array([_bytes_of_lane(order, up_to, lane) for lane in range(order.num_lanes)])
-    sets = {order.lanes_of(rank, readers.num_replicas) for rank in range(readers.num_replicas)}
+    lanes = np.zeros(order.num_lanes, np.int64)
+    for lane in range(order.num_lanes):  # two stretches, one after the other
+        begins = order.lane_stretches(lane)
+        firsts, lasts = order.lane_spans(lane, begins[:-1], np.append(begins[2:], begins[-1]))
+        lanes[lane] = (up_to[lasts] - up_to[firsts]).max(initial=0)
+    sets = {order.lanes_of(rank, num_replicas) for rank in range(num_replicas)}
     most = sum(sorted(int(lanes[own].sum()) for own in sets)[-ranks:])
     return min(most, int(sizes.sum()))
 
@@ -114,10 +114,3 @@ def copy_sizes(counts: Int64s, sizes: Int64s) -> Int64s:
     known = np.where(sizes < 0, sizes.max(initial=0), sizes)
     whole = known + known // 4096 + _COPY_BYTES + _COPY_BYTES_OF_A_SAMPLE * counts
     return np.where((known > 0) & (counts > 0), whole, 0)
-
-
-def _bytes_of_lane(order: ShardOrder, up_to: Int64s, lane: int) -> int:
-    """Return the most bytes of two stretches of a lane, one after the other."""
-    begins = order.lane_stretches(lane)
-    firsts, lasts = order.lane_spans(lane, begins[:-1], np.append(begins[2:], begins[-1]))
-    return int((up_to[lasts] - up_to[firsts]).max(initial=0))

@@ -57,7 +57,7 @@ def index(
     allow_elsewhere: bool = False,
     progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Manifest:
-    """Index tars by other tools: write an index next to each tar, and ``index.json`` in their folder.
+    """Index tars from other tools: write an index next to each tar, and ``index.json`` in their folder.
 
     If remote tars have large members, only their headers are read, and they have no digest; other remote tars are
     streamed once. Each worker decompresses compressed tars into a temporary file. If the members of a sample are

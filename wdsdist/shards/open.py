@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -14,14 +12,11 @@ from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
 from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, index_json
+from wdsdist.shards.spellings import Shards, expand
 from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
-    from wdsdist.shards.spellings import Shards
-
-_SPELLING = re.compile(r"[*?\[{@\0]|::|^pipe:|^$", re.IGNORECASE)
-"""Occurs in names that may be a pattern, a list or a command rather than one location."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -96,13 +91,7 @@ def open_tolerant(
     """Open a data set as `open` does; with ``skip``, damaged tars without an index are listed without a sample."""
     if isinstance(shards, Manifest):
         return shards
-    name = os.fspath(shards) if isinstance(shards, (str, os.PathLike)) else None
-    if isinstance(name, str) and not _SPELLING.search(name):
-        locations = [storage.normalise(name)]
-    else:
-        from wdsdist.shards.spellings import expand
-
-        locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
     load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
         return _open_tars(locations, storage_options, load, skip=skip, key=key)

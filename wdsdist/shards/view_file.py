@@ -219,13 +219,7 @@ def is_view(location: str, options: storage.StorageOptions) -> bool:
 def load(
     location: str, options: storage.StorageOptions, open_index: Callable[[str], Manifest], *, allow_elsewhere: bool
 ) -> Manifest:
-    """Load a view, and the data set that it is of.
-
-    Args:
-        location: path or URL of the view.
-        options: of its store.
-        open_index: opens an ``index.json``.
-        allow_elsewhere: let the view name data outside its own folder.
+    """Load a view, and the data set that it is of, whose ``index.json`` a function opens.
 
     Raises `IndexFormatError` if the file is damaged, its data set has other samples now, or lies elsewhere and is not
     allowed.

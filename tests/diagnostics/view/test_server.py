@@ -97,6 +97,7 @@ def test_a_member_that_is_no_media_is_a_file_to_save(client: TestClient) -> None
         *((f"/static/{path}", 404, "there is no") for path in ("../server.py", "%2e%2e/server.py", "%2fetc%2fpasswd")),
         ("/static/server.py", 404, "there is no"),
         ("/api/samples?where=read_text('/etc/passwd') <> ''", 422, "where is"),
+        ("/api/columns?where=nope > 1", 422, "where is"),
     ],
 )
 def test_what_there_is_not_or_may_not_be_asked_is_an_error(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
 from wdsdist._util import strict_json
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import last_part
 from wdsdist._util.host import cpu_count
@@ -100,8 +101,7 @@ class View:
         """Return some samples of the data set, or of those for which ``where`` is true, from ``start`` on."""
         start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
         numbers: Sequence[int]
-        if where := request.query_params.get("where"):
-            chosen = self._chosen_by(where)
+        if (chosen := self._chosen(request)) is not None:
             numbers, total = chosen[start : start + count].tolist(), len(chosen)
         else:
             total = self.manifest.num_samples
@@ -114,8 +114,7 @@ class View:
         about = self._described(number, describe.PAGE)
         before: int | None = number - 1 if number else None
         after: int | None = number + 1 if number + 1 < total else None
-        if where := request.query_params.get("where"):
-            chosen = self._chosen_by(where)
+        if (chosen := self._chosen(request)) is not None:
             smaller, larger = chosen.searchsorted(number), chosen.searchsorted(number, "right")
             before = int(chosen[smaller - 1]) if smaller else None
             after = int(chosen[larger]) if larger < len(chosen) else None
@@ -190,16 +189,15 @@ class View:
 
     def columns(self, request: Request) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
+        self._chosen(request)  # an expression that is wrong fails once, not in each column
         names = [name for name in self.manifest.columns if name not in ("key", "shard")]
         columns = [{"name": name, "is_free": is_free(name)} for name in names]
         return {"columns": columns, "examples": figures.examples(self.manifest)}
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
-        where = request.query_params.get("where")
-        chosen = self._chosen_by(where) if where else None
         name = request.query_params.get("name", "")
-        return figures.of_column(self.manifest, name, chosen, self.style.classes)
+        return figures.of_column(self.manifest, name, self._chosen(request), self.style.classes)
 
     def epoch(self, request: Request) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
@@ -212,6 +210,11 @@ class View:
             self.manifest, self._choice(request), rank=rank, number=number, style=self.style, decode=self.decode,
             transform=self.transform,
         )  # fmt: skip
+
+    def _chosen(self, request: Request) -> Int64s | None:
+        """Return the numbers of the samples for which ``where`` is true; without it, ``None``."""
+        where = request.query_params.get("where")
+        return self._chosen_by(where) if where else None
 
     def _choice(self, request: Request) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
@@ -270,9 +273,9 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
     }  # fmt: skip
     for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
-    routes = [Route(path, _answering(page)) for path, page in pages.items()]
-    routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
-    pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
+    routes = (Route(path, _answering(page)) for path, page in pages.items())
+    static = Mount("/static", StaticFiles(directory=_STATIC))
+    pages_and_errors = Starlette(routes=[*routes, static], exception_handlers={404: _answering(_unknown)})
     return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 
 

@@ -60,34 +60,12 @@ class Channel:
             )
         self.group = group if group * needed * _CAUTION <= available else 1
         """Batches that a worker sends together: 1 if memory is short."""
+        self.worker = 0
+        """The worker in whose process this is; each writes to slots of its own."""
         self._table = table
+        self._mean = 0.0  # bytes of this worker's batches
 
-    def sender(self, worker: int) -> Sender:
-        """Return the sender of a worker, which writes its batches to shared memory."""
-        return Sender(self._table, worker)
-
-
-class Parcel:
-    """A batch on its way; unpickling it gives the batch."""
-
-    __slots__ = ("_contents",)
-
-    def __init__(self, *contents: Any) -> None:
-        self._contents = contents
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, self._contents
-
-
-class Sender:
-    """Writes the batches of one worker to its slots, as far as they fit."""
-
-    def __init__(self, table: SlotTable, worker: int) -> None:
-        self._table = table
-        self._worker = worker
-        self._mean = 0.0
-
-    def __call__(self, batch: Any) -> Parcel:
+    def send(self, batch: Any) -> Parcel:
         """Return a batch in the form in which it is sent, with a copy of its buffers.
 
         They travel in the message itself if all slots are held, or if the batch is so much larger than the others that
@@ -111,7 +89,7 @@ class Sender:
         usual = self._mean or end
         self._mean = usual + (end - usual) / 16
         try:
-            taken = self._table.take(self._worker, max(end, 1), max(_SMALL, _OUTLIER * usual))
+            taken = self._table.take(self.worker, max(end, 1), max(_SMALL, _OUTLIER * usual))
         except SharedMemoryError as error:
             raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
         if taken is None:
@@ -121,6 +99,18 @@ class Sender:
             for piece, start, size in zip(pieces, starts, sizes, strict=True):
                 gather(piece, view[start : start + size])
         return Parcel(rest, sizes, self._table.token, slot, len(memory), starts)
+
+
+class Parcel:
+    """A batch on its way; unpickling it gives the batch."""
+
+    __slots__ = ("_contents",)
+
+    def __init__(self, *contents: Any) -> None:
+        self._contents = contents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, self._contents
 
 
 def _unpacked(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError, given
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, files, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.python import Made
@@ -98,14 +98,14 @@ def find(source: str | os.PathLike[str] | Made, options: Options = _AS_IT_LOOKS,
         own = KINDS.get("python" if listed.kind in ("dataset", "iterable") else listed.kind)
         for name in ("key", "class_folders", "columns", "root", "encode"):
             if own is not None and getattr(options, name) and name not in own.options:
-                takers = " or ".join(taker for taker, kind in KINDS.items() if name in kind.options)
-                problem = f"{name} is {getattr(options, name)!r}, but {listed.location} is of the kind {listed.kind!r}"
-                raise ArgumentError(f"{problem}: only sources of the kind {takers} take it", argument=name)
+                takers = ", ".join(taker for taker, kind in KINDS.items() if name in kind.options)
+                what = f"{listed.location} is of the kind {listed.kind!r}, and {given(name, getattr(options, name))}"
+                raise ArgumentError(f"{what} is for these kinds alone: {takers}", argument=name)
         return listed
     *others, last = (kind.description for kind in reversed(kinds.values()))
     accepted = f"{'; '.join(others)}; or {last}" if others else last
     if candidate is not None and not candidate.path.exists():
-        raise NotFoundError(f"{candidate.path} does not exist: what can be packed is {accepted}")
+        raise NotFoundError(f"{candidate.path} does not exist")
     is_open = options.kind is None or candidate is None
     what = "of no kind that can be packed" if is_open else f"not of the kind {options.kind!r}"
     if candidate is not None and candidate.path.suffix.lower() == ".json":

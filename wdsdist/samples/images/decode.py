@@ -160,13 +160,6 @@ def opencv() -> ModuleType | None:
 os.register_at_fork(after_in_child=opencv.cache_clear)  # a parent may have changed the setting since
 
 
-_FORMS = {
-    "rgb8": ("numpy", False), "rgb": ("numpy", True), "torchrgb8": ("torch", False), "torchrgb": ("torch", True),
-    "pil": ("pil", False), "pilrgb": ("pil", False),
-}  # fmt: skip
-"""What holds the image in each form, and whether its values are floats from 0 to 1."""
-
-
 @dataclass(eq=False)
 class DecodeImage:
     """Decode an image in one of the forms that webdataset names.
@@ -199,12 +192,11 @@ class DecodeImage:
         self._max_pixels = check_max_pixels(self.max_pixels)
 
     def __call__(self, data: Encoded) -> Any:
-        kind, as_float = _FORMS[self.form]
-        image = EncodedImage(data, self._max_pixels)
-        if kind == "pil":
+        image, as_float = EncodedImage(data, self._max_pixels), not self.form.endswith("8")
+        if self.form.startswith("pil"):
             return image.pillow()
         pixels, _ = image.decode()
-        if kind == "torch":
+        if self.form.startswith("torch"):
             import torch
 
             cv2 = opencv()

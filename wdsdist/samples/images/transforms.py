@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist._util.validation import as_number, check_integer
+from wdsdist._util.validation import as_number, check_integer, check_number
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.decode import Encoded, EncodedImage, Pixels, opencv
 from wdsdist.samples.images.header import MAX_PIXELS, check_max_pixels, check_size
@@ -86,11 +86,7 @@ class RandomResizedCrop:
         self.scale = _check_range("scale", self.scale, 1.0)
         self.ratio = _check_range("ratio", self.ratio, math.inf)
         self._log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
-        flip = as_number(self.flip)
-        if flip is None or not 0 <= flip <= 1:
-            raise ArgumentError(
-                f"flip is {self.flip!r}: it must be a number between 0 and 1, the chance to mirror", argument="flip"
-            )
+        check_number("flip", self.flip, 0, 1)
         self._max_pixels = check_max_pixels(self.max_pixels)
 
     def choose(self, width: int, height: int, seed: int) -> Crop:

@@ -33,14 +33,10 @@ class ElsewhereError(ValueError):
 
 
 def check_location(base: str, name: object, *, elsewhere: bool = False) -> None:
-    """Raise ``ValueError`` with the reason if a data set may not name a location.
+    """Raise ``ValueError`` with the reason if a data set may not name a location; ``base`` is as the user named it.
 
-    Args:
-        base: the folder or URL of the data set, as the user named it.
-        name: the location in its ``index.json``.
-        elsewhere: whether the user allows locations outside the base.
-
-    Raises `ElsewhereError` if the name is well formed, but absolute, of another scheme, or leads up.
+    Raises `ElsewhereError`, unless the user allows locations ``elsewhere``, if the name is well formed, but absolute,
+    of another scheme, or leads up.
 
     >>> check_location("https://host/train", "00.tar?signature=x")
     >>> check_location("https://host/train", "%2e%2e/private/00.tar")

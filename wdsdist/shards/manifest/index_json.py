@@ -99,13 +99,8 @@ def load(
 ) -> Manifest:
     """Load a manifest from a JSON file, with retries after transient faults until the deadline.
 
-    The locations that a data set names are validated here, and nowhere else.
-
-    Args:
-        location: path or URL of the file.
-        storage_options: for its store, unless they are bound to others.
-        deadline: by default 30 seconds after the first failure.
-        allow_elsewhere: let it name shards outside its own folder.
+    The locations that a data set names are validated here, and nowhere else: they may lie outside its own folder if
+    ``allow_elsewhere`` says so. Options are for the store of the file, unless they are bound to others.
 
     Raises `NotFoundError` if the file does not exist, and `IndexFormatError` if it is not a wids v1 index, contradicts
     itself, or has an entry that cannot be right.

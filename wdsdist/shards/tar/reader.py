@@ -42,12 +42,7 @@ class _HeaderError(ValueError):
 
 
 def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
-    """Yield the entries of the tar in a buffer, in file order.
-
-    Args:
-        buffer: holds the tar between ``start`` and ``stop``; offsets are in the buffer.
-        label: the name of the tar in errors.
-        start, stop: by default the whole buffer.
+    """Yield the entries of the tar in a buffer, or between ``start`` and ``stop`` in it, in file order.
 
     Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.

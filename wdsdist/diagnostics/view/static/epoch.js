@@ -26,7 +26,7 @@ function epochPicture(found, open) {
   const named = Object.entries(found.shards);
   const more = found.num_shards - Math.min(named.length, IN_LEGEND);
   const legend = el("p", { class: "legend" }, ...named.slice(0, IN_LEGEND).map(([shard, name]) => el("span", {}, el("i", { "data-shard": shard }), name)),
-    more ? el("span", {}, `and ${thousands(more)} more shards`) : null);
+    more ? el("span", {}, `and ${counted(more, "more shard")}`) : null);
   const columns = found.batches.length;
   const cell = (event) => {
     const box = canvas.getBoundingClientRect();

@@ -224,7 +224,7 @@ async function columnsPage(isCurrent) {
   say("");
   const shown = el("div", { class: "columns" });
   byId("page").replaceChildren(shown);
-  const { columns } = await api("columns");
+  const { columns } = await api("columns", { where: chosen() });
   if (!isCurrent()) return;
   if (columns.every((one) => one.is_free)) {
     say("More columns, such as the widths of images or fields of JSON members, are added by `wdsdist columns`.");
