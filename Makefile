@@ -44,7 +44,7 @@ types: $(INSTALLED)
 
 check: $(COMPILED)
 	@echo "== layers, doctests and tests"
-	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --costliest 10
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
 
 # What the default run leaves out because it takes long, and more examples of each property: each test by itself to the
 # next process that is free. What fails runs once more, without other tests beside it, and must pass then. Which tests
@@ -54,7 +54,7 @@ SLOW := -m "slow or hypothesis" --hypothesis-profile more --timeout 600 \
 
 slow: $(INSTALLED) $(READERS)
 	@echo "== slow tests"
-	@$(BIN)/python -m pytest $(SLOW) --cache-clear --numprocesses auto --dist loadgroup --costliest 10 || \
+	@$(BIN)/python -m pytest $(SLOW) --cache-clear --numprocesses auto --dist loadgroup --durations 10 || \
 	    { test $$? -eq 1 && echo "== what failed beside other tests, once more and alone" && \
 	    $(BIN)/python -m pytest $(SLOW) --last-failed --last-failed-no-failures none -rfEp && \
 	    echo "== PASSED ALONE, but not beside other tests: the tests above"; }

@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support.forked import PRELOADED
 
-pytest_plugins = ("tests.support.costs",)
+SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
 # Threads of torch wait for each other by spinning: several tests at once would take cores from each other for nothing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background has this signal ignored, and so would all programs that they interrupt.
@@ -59,10 +60,19 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name  # which importing some parts of torch makes
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Start one fork server for all test processes: what it imports takes five seconds of a core."""
+    forkserver.ensure_running()
+    names = ("_forkserver_address", "_forkserver_authkey")  # the key from Python 3.14 on
+    node.workerinput["fork_server"] = {name: getattr(SERVER, name, None) for name in names}
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the fork server of a process of many tests at once: the first that needs it would wait for its imports."""
-    if hasattr(session.config, "workerinput"):
-        forkserver.ensure_running()
+    """Let a test process use the server of the process that started it, which ends after it."""
+    if given := getattr(session.config, "workerinput", None):
+        vars(SERVER).update(given["fork_server"], ensure_running=lambda: None)
+        SERVER._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -73,7 +83,7 @@ def pytest_handlecrashitem(crashitem: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Run no garbage collection while tests are collected: hardly anything is freed, and each run takes longer."""
+    """Run no garbage collection while tests are collected: hardly anything is freed, and each takes longer."""
     gc.disable()
     try:
         return (yield)
@@ -82,13 +92,12 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Take two costs off each test: of collecting what is imported as garbage, here and in forks, 0.2 s each time; and
+    """Take two costs off each test: of looking for garbage in what is imported, here and in forks, 0.2 s each time; and
     of adding pytest's handlers to the 45 loggers of torch that do not propagate, and removing them, half of what an
     empty test takes. Handlers of the root logger have the same records."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
-    gc.collect()
     gc.freeze()
 
 

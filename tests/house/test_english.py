@@ -71,9 +71,10 @@ def test_a_turn_is_found(text: str, is_plain: bool) -> None:
     assert (not turns_of(text)) is is_plain
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_code_is_plain(path: Path) -> None:
-    assert turns_of(prose(path.read_text(encoding="utf-8"))) == []
+def test_code_and_pages_are_plain() -> None:
+    strings = {path: prose(path.read_text(encoding="utf-8")) for path in CODE}
+    strings |= {path: path.read_text(encoding="utf-8") for path in PAGES}
+    assert [(path, turns) for path, string in strings.items() if (turns := turns_of(string))] == []
 
 
 def test_names_are_nouns() -> None:
@@ -82,8 +83,3 @@ def test_names_are_nouns() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(node, "id", None) or getattr(node, "arg", None) or getattr(node, "name", None)
             assert name not in NAMES, f"{path}:{node.lineno} {name}"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_is_plain(path: Path) -> None:
-    assert turns_of(path.read_text(encoding="utf-8")) == []

@@ -34,6 +34,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         environment.setenv("RAY_AUTH_MODE", "token")
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Dask's log, which says how busy a machine is, is no part of what a command says.
+        environment.setenv("DASK_LOGGING", "{'version': 1, 'loggers': {'distributed': {'level': 'CRITICAL'}}}")
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with process:
             assert process.stdout is not None

@@ -20,8 +20,9 @@ def _callers() -> dict[str, tuple[Any, str]]:
     callers: dict[str, tuple[Any, str]] = {}
     frame: Any = sys._getframe()
     while frame is not None:
-        owner = frame.f_locals.get("self")
-        callers.setdefault(type(owner).__name__, (owner, frame.f_code.co_name))
+        if frame.f_code.co_varnames[:1] == ("self",):  # to look at the names of a frame keeps alive what they name
+            owner = frame.f_locals.get("self")
+            callers.setdefault(type(owner).__name__, (owner, frame.f_code.co_name))
         frame = frame.f_back
     return callers
 

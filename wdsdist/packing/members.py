@@ -97,7 +97,7 @@ class LeftOut(NamedTuple):
 
 def broken(key: str, error: SourceError) -> Sample:
     """Return the placeholder of a sample that cannot be made, which is an error, or is left out with this reason."""
-    return key, [("broken", error)]
+    return key, [("broken", SourceError(str(error)))]  # a new one, whose traceback holds no data
 
 
 def numbered(number: int) -> str:

@@ -6,7 +6,6 @@ Its snapshots lie ``snapshot_every_n_steps`` batches apart; from the last one it
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import multiprocessing
 import warnings
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 def loader(shards: Path, batch_size: int, **options: Any) -> StatefulDataLoader:
-    gc.collect()  # else workers that are forked collect the iterators of before, and print that those are not theirs
     dataset = StreamingDataset(shards, decode=True, fields=("cls",), batch_size=batch_size)
     return StatefulDataLoader(dataset, batch_size, **options)
 
