@@ -123,15 +123,6 @@ def test_a_folder_in_the_place_of_a_shard_is_found(shards: Path) -> None:
     assert {damage.shard for damage in problems} == {FIRST}
 
 
-def test_tars_of_other_tools_are_verified_against_their_indexes(shards: Path, tmp_path: Path) -> None:
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "a.tar").write_bytes((shards / FIRST).read_bytes())
-    indexing.index(tmp_path / "foreign")
-    assert verify(tmp_path / "foreign") == []
-    flip(tmp_path / "foreign" / "a.tar", 600)
-    assert {damage.shard for damage in verify(tmp_path / "foreign" / "a.tar")} == {"a.tar"}
-
-
 def test_progress_counts_shards_bytes_and_damage(shards: Path) -> None:
     (shards / FIRST).unlink()
     told: list[ShardsProgress] = []
