@@ -175,9 +175,9 @@ def test_no_room_for_a_shard_that_is_fetched_or_decompressed_is_an_error_and_no_
     with MemoryStore({f"train/{path.name}": path.read_bytes() for path in shards.iterdir()}) as store:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk
         try:
-            with pytest.raises(DestinationError, match=r"a copy of faulty://.* cannot be written \(File too large"):
+            with pytest.raises(DestinationError, match=r"a copy of faulty://.* cannot be written: File too large"):
                 verify(f"{store.url}/train", workers=1)
-            with pytest.raises(DestinationError, match=r"decompressed, cannot be written \(File too large\): make"):
+            with pytest.raises(DestinationError, match=r"decompressed, cannot be written: File too large; make"):
                 verify(packed, workers=1, deep=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
