@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import wdsdist
 from tests.support.examples import fewer
-from wdsdist.batching.column_lookup import ColumnLookup
+from wdsdist.batching.batcher import ColumnLookup
 from wdsdist.errors import ArgumentError
 from wdsdist.shards.manifest import Manifest
 
@@ -81,7 +81,7 @@ def test_lengths_and_views_load_neither_pyarrow_nor_duckdb(data: Manifest, tmp_p
     view = data.select(sample=7).save(tmp_path / "view")
     code = f"""
 import sys, numpy as np, wdsdist
-from wdsdist.batching.column_lookup import ColumnLookup
+from wdsdist.batching.batcher import ColumnLookup
 view = wdsdist.open({str(view)!r})
 dataset = wdsdist.StreamingDataset(view, num_replicas=1, rank=0)
 assert len(list(wdsdist.StreamingDataLoader(dataset, batch_size=2, num_workers=0))) == 3

@@ -16,7 +16,7 @@ from tests.support.examples import fewer
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.tars import plain_tar, write_samples
 from tests.support.web import served
-from wdsdist.batching.column_lookup import ColumnLookup
+from wdsdist.batching.batcher import ColumnLookup
 from wdsdist.curation import columns, fields
 from wdsdist.errors import ArgumentError, ShardDamagedError
 from wdsdist.shards.manifest import join

@@ -30,7 +30,6 @@ from wdsdist.errors import (
     IndexFormatError,
     NotFoundError,
     StorageError,
-    WdsdistError,
     given,
 )
 from wdsdist.packing.members import LeftOut
@@ -143,19 +142,13 @@ def locked(target: Destination) -> Iterator[None]:
     if folder is None:
         yield  # stores have no locks: whoever starts two packers for one URL is asked not to
         return
-    try:
+    with files.writing(folder, "; repair that or choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         message = "another process is packing into %s: waiting for it"
         with files.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True):
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(
-            f"{folder} cannot be written: {error.strerror or error}; repair that or choose another folder"
-        ) from error
 
 
 def complete(target: Destination, manifest: Manifest) -> None:

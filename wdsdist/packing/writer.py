@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
+from wdsdist._util.files import writing
+from wdsdist.errors import IndexFormatError, SourceError
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.members import (
     HEAD,
@@ -84,7 +85,7 @@ def write_shard(
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
         DestinationError: the destination cannot be written.
     """
-    try:
+    with writing(storage.shown(target.at(name))):
         with target.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
             contents = ShardContents(root, on_error)
             for batch in contents.batches(samples, BUFFER):
@@ -95,12 +96,6 @@ def write_shard(
         # The index comes second: a tar that has one is whole.
         with target.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(
-            f"{storage.shown(target.at(name))} cannot be written: {error.strerror or error}"
-        ) from error
     return WrittenShard.of(name, index)
 
 
