@@ -185,7 +185,7 @@ def save(manifest: Manifest, path: Path) -> Path:
         if path.is_relative_to(Path(index).parent) or Path(index).is_relative_to(path.parent):
             index = os.path.relpath(index, path.parent)
     header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
-    with writing(f"the view {path}", ": choose another folder"):
+    with writing(f"the view {path}", "; choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as stream:
             stream.write(FORMAT.dumps(header, manifest.picks.arrays))
@@ -232,7 +232,7 @@ def load(
     raise IndexFormatError(
         f"the view {storage.shown(location)} was made of {covered:,} shards with "
         f"{int(picks.stored_counts.sum()):,} samples, which {storage.shown(whole.base)} does not have now: make it "
-        f"again, as by `wdsdist select --refresh`"
+        f"again with `wdsdist select --refresh`"
     )
 
 

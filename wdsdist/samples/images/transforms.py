@@ -63,7 +63,7 @@ class RandomResizedCrop:
     Pillow's except for rounding, and is slower.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
-    are no image, or a damaged one.
+    are not an image, or a damaged one.
 
     >>> import numpy as np
     >>> crop = RandomResizedCrop(224, scale=(0.25, 1.0))
@@ -136,7 +136,7 @@ class ResizeCenterCrop:
     published accuracy; but a JPEG is decoded at the smallest sufficient scale.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
-    are no image, or a damaged one.
+    are not an image, or a damaged one.
 
     >>> import numpy as np
     >>> ResizeCenterCrop((64, 96), resize=100)(np.zeros((375, 500, 3), np.uint8)).shape
