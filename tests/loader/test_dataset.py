@@ -44,10 +44,6 @@ def test_fields_choose_members_and_alternatives(shards: Path) -> None:
     assert StreamingDataset(shards, fields=("cls", "jpg?"))[5]["jpg"] is None
 
 
-def test_a_transform_gets_the_decoded_sample(shards: Path) -> None:
-    assert StreamingDataset(shards, decode=True, transform=lambda sample: sample["cls"] * 2)[7] == 14
-
-
 def test_a_cache_below_the_home_folder_can_be_named_by_a_tilde(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

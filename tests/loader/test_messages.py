@@ -116,7 +116,6 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     (without_index, NotFoundError, r"holds 1 tar files but no index.json: run `wdsdist index"),
     # arguments of the loader
     (loader(0), ArgumentError, "batch_size is 0"),
-    (loader(-1), ArgumentError, "batch_size is -1"),
     (loader(2.0), ArgumentError, "batch_size is 2.0"),
     (loader(num_workers=-1), ArgumentError, "num_workers is -1"),
     (loader(num_workers=10**6), ArgumentError, "num_workers is 1,000,000: it must be between 0 and 4,096"),

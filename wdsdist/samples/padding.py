@@ -54,10 +54,9 @@ def unpadded(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kept(column: Any, keep: torch.Tensor) -> Any:
     """Return the rows of a column to keep; a value whose length is not the batch size is returned unchanged."""
-    if isinstance(column, torch.Tensor):
-        return column[keep.to(column.device)] if column.shape[:1] == keep.shape else column
-    if isinstance(column, np.ndarray):
-        return column[keep.numpy()] if column.shape[:1] == keep.shape else column
+    if isinstance(column, (torch.Tensor, np.ndarray)):
+        rows = keep.to(column.device) if isinstance(column, torch.Tensor) else keep.numpy()
+        return column[rows] if column.shape[:1] == keep.shape else column
     if isinstance(column, Ragged):
         return Ragged.of([column.parts[row] for row in torch.nonzero(keep).flatten().tolist()])
     if isinstance(column, Mapping):
