@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.batching.packed_rows import IGNORED, pack_rows
+from wdsdist.batching.collation import IGNORED, pack_rows
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.padding import unpadded
 

@@ -22,7 +22,7 @@ from wdsdist.cache.folder import CATALOG
 from wdsdist.cli import _wdsdist
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.loader import StreamingDataLoader
-from wdsdist.sampling.working_set import copy_sizes
+from wdsdist.sampling.shard_schedule import copy_sizes
 
 SHARDS, SAMPLES = 8, 10
 

@@ -42,12 +42,6 @@ class TestTransforms:
 
 
 class TestOptions:
-    def test_without_the_option_nothing_is_marked_and_the_order_is_the_same(self, shards: Path) -> None:
-        plain = list(make_loader(shards, 0, 4, mark_padding=False, drop_last=False))
-        assert all("__padding__" not in batch for batch in plain)
-        marked = list(make_loader(shards, 0, 4))
-        assert [one["cls"].tolist() for one in plain[:-1]] == [one["cls"].tolist() for one in marked[:-1]]
-
     def test_the_loader_keeps_the_last_batch_unless_it_is_told_to_drop_it(self, shards: Path) -> None:
         assert (len(make_loader(shards, 0, 4)), len(make_loader(shards, 0, 4, drop_last=True))) == (4, 3)
         assert make_loader(shards, 0, 4).drop_last is False

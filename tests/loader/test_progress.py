@@ -15,8 +15,7 @@ import torch.utils.data._utils.worker as torch_worker
 
 import wdsdist
 from wdsdist.loader.checkpoint import make_state
-from wdsdist.loader.chosen_epoch import ChosenEpoch
-from wdsdist.loader.progress import Progress
+from wdsdist.loader.progress import ChosenEpoch, Progress
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.order_config import OrderConfig

@@ -13,9 +13,8 @@ import pytest
 
 from tests.support import loaders, web
 from wdsdist import StreamingDataLoader
-from wdsdist.loader.chosen_epoch import ChosenEpoch
 from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
-from wdsdist.loader.progress import Progress
+from wdsdist.loader.progress import ChosenEpoch, Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Message
 from wdsdist.sampling.epoch_plan import EpochPlan

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.lane_windows import LaneWindows
-from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.order import LaneWindows, OrderSettings, epoch_order
 
 
 @given(st.lists(st.integers(0, 60_000), min_size=1, max_size=4), st.integers(1, 30_000), st.integers(0, 2**64 - 1))

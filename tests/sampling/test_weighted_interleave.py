@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.weighted_interleave import Deal
+from wdsdist.sampling.mix_order import Deal
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
-from wdsdist.sampling.shard_schedule import upcoming
-from wdsdist.sampling.working_set import bytes_at_once, check_limit
+from wdsdist.sampling.shard_schedule import bytes_at_once, check_limit, upcoming
 
 MB = 10**6
 

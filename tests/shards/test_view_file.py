@@ -18,8 +18,7 @@ from tests.support import tars
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError
-from wdsdist.shards import array_file
-from wdsdist.shards.view_file import MAGIC, VERSION, Picks
+from wdsdist.shards.view_file import FORMAT, Picks
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_a_view_of_remote_data_is_opened_by_who_allows_it(folder: Path, tmp_path
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))
     header = {"data": data, "fingerprint": "", "made_by": []}
-    (tmp_path / "view").write_bytes(array_file.dumps(MAGIC, VERSION, header, picks.arrays))
+    (tmp_path / "view").write_bytes(FORMAT.dumps(header, picks.arrays))
     with pytest.raises(IndexFormatError):
         wdsdist.open(tmp_path / "view", allow_elsewhere=True)
 
@@ -138,7 +137,7 @@ def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -
     }
     assert (np.diff(arrays["starts"]) > 0).all()
     header = {"data": "index.json", "fingerprint": "", "made_by": []}
-    (tmp_path / "view").write_bytes(array_file.dumps(MAGIC, 1, header, arrays))
+    (tmp_path / "view").write_bytes(FORMAT.dumps(header, arrays))
     with pytest.raises(IndexFormatError, match="is a damaged view"):
         Picks.load(tmp_path / "view")
 

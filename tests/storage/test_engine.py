@@ -125,7 +125,7 @@ def test_what_the_consumer_raises_ends_the_download_and_comes_out_unchanged(web:
     with pytest.raises(ZeroDivisionError, match="on purpose"):
         read_ranges(web.location, [(0, 10), (20, 30)], refuse)
     with pytest.raises(
-        DestinationError, match=r"/dev/full, a copy of http://.*, cannot be written \(No space left on device"
+        DestinationError, match=r"/dev/full, a copy of http://.*, cannot be written: No space left on device"
     ):
         web.fetch(Path("/dev/full"))
 

@@ -15,5 +15,5 @@ def read(path: Path) -> list[BadEntry]:
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             entry = BadEntry(**json.loads(line))
-            entries.setdefault(entry.identity, entry)
+            entries.setdefault((entry.fingerprint, entry.shard, entry.key), entry)
     return list(entries.values())

@@ -11,12 +11,9 @@ from wdsdist.errors import ExtraMissingError
 
 @functools.cache
 def extra(module: str, name: str, purpose: str) -> Any:
-    """Import a module that an extra installs.
+    """Import a module such as ``"pyarrow.dataset"``, which the extra ``name`` installs.
 
-    Args:
-        module: such as ``"pyarrow.dataset"``.
-        name: of the extra, such as ``"tables"``.
-        purpose: what needs it, as the start of a sentence.
+    ``purpose`` says what needs it, as the start of a sentence.
 
     Raises `ExtraMissingError`, which says what to install.
 

@@ -88,7 +88,7 @@ def writing(what: object, remedy: str = "") -> Iterator[None]:
     except WdsdistError:
         raise
     except OSError as error:
-        raise DestinationError(f"{what} cannot be written ({error.strerror or error}){remedy}") from error
+        raise DestinationError(f"{what} cannot be written: {error.strerror or error}{remedy}") from error
 
 
 TEMPORARY = ".tmp-"

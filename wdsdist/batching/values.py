@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, Field, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from wdsdist._util.validation import check_column, check_integer
@@ -27,7 +27,6 @@ class Batches:
     """Base of the values. A loader asks one for the batcher of its data set."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     takes_collate_fn: ClassVar[bool] = True
     """Whether a ``collate_fn`` may make the batches."""
@@ -65,15 +64,8 @@ class Batches:
         """Return the arguments of the `Rule` that these values stand for."""
         raise NotImplementedError
 
-    def __repr__(self) -> str:
-        first, *others = fields(self)
-        words = [repr(getattr(self, first.name))]
-        values = ((field.name, getattr(self, field.name), field.default) for field in others)
-        words += [f"{name}={value!r}" for name, value, default in values if value != default]
-        return f"{type(self).__name__}({', '.join(words)})"
 
-
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class TokenBudget(Batches):
     """Batches of as many samples as fit into ``tokens`` tokens.
 
@@ -97,8 +89,8 @@ class TokenBudget(Batches):
         ArgumentError: a value cannot work. Iteration raises it for an unknown column, and for a sample that is too long
             under ``oversize="error"``.
 
-    >>> TokenBudget(65_536, length="input_ids.tokens")
-    TokenBudget(65536, length='input_ids.tokens')
+    >>> TokenBudget(65_536, length="input_ids.tokens").oversize
+    'error'
     """
 
     tokens: int
@@ -119,7 +111,7 @@ class TokenBudget(Batches):
         _check_pad(self.pad)
 
     def _terms(self) -> dict[str, Any]:
-        from wdsdist.batching.padded import padded
+        from wdsdist.batching.collation import padded
 
         return {
             "kind": "tokens",
@@ -133,7 +125,7 @@ class TokenBudget(Batches):
         }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class LengthGroups(Batches):
     """Batches of ``size`` samples of similar lengths, with little padding.
 
@@ -149,7 +141,7 @@ class LengthGroups(Batches):
         ArgumentError: a value cannot work. Iteration raises it for an unknown column.
 
     >>> LengthGroups(64, by="txt.bytes")
-    LengthGroups(64, by='txt.bytes')
+    LengthGroups(size=64, by='txt.bytes', pad=0)
     """
 
     size: int
@@ -163,7 +155,7 @@ class LengthGroups(Batches):
         _check_pad(self.pad)
 
     def _terms(self) -> dict[str, Any]:
-        from wdsdist.batching.padded import padded
+        from wdsdist.batching.collation import padded
 
         return {
             "kind": "groups",
@@ -174,7 +166,7 @@ class LengthGroups(Batches):
         }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Buckets(Batches):
     """Batches of ``size`` samples of one category, such as one image size.
 
@@ -188,7 +180,7 @@ class Buckets(Batches):
         ArgumentError: a value cannot work. Iteration raises it for an unknown column.
 
     >>> Buckets(64, by="json.bucket")
-    Buckets(64, by='json.bucket')
+    Buckets(size=64, by='json.bucket')
     """
 
     size: int
@@ -203,7 +195,7 @@ class Buckets(Batches):
         return {"kind": "buckets", "most": self.size, "label": f"buckets by {self.by}", "buckets": self.by}
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class PackedRows(Batches):
     """Batches of ``rows`` rows of ``tokens`` tokens each, into which whole documents are packed.
 
@@ -224,8 +216,8 @@ class PackedRows(Batches):
         ArgumentError: a value cannot work. Iteration raises it for an unknown column, and for a document that is too
             long under ``long="error"``.
 
-    >>> PackedRows(4, tokens=8192, length="input_ids.tokens", labels="next")
-    PackedRows(4, tokens=8192, length='input_ids.tokens', labels='next')
+    >>> PackedRows(4, tokens=8192, length="input_ids.tokens", labels="next").long
+    'split'
     """
 
     takes_collate_fn: ClassVar[bool] = False
@@ -246,7 +238,7 @@ class PackedRows(Batches):
             raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
 
     def _terms(self) -> dict[str, Any]:
-        from wdsdist.batching.packed_rows import pack_rows
+        from wdsdist.batching.collation import pack_rows
 
         field = self.length.rpartition(".")[0]
         return {

@@ -20,8 +20,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.cached_shards import CachedShards
 from wdsdist.errors import WdsdistError
-from wdsdist.sampling.shard_schedule import Use
-from wdsdist.sampling.working_set import copy_sizes
+from wdsdist.sampling.shard_schedule import Use, copy_sizes
 from wdsdist.shards.source import Members
 
 _CONNECTIONS, _LEAST_THREADS = 16, 4

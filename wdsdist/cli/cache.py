@@ -137,7 +137,7 @@ def warm(
     from wdsdist.diagnostics.epoch_report import epoch_of
     from wdsdist.distributed.identity import Identity, identity
     from wdsdist.samples.fields import Fields
-    from wdsdist.sampling.working_set import check_limit, copy_sizes
+    from wdsdist.sampling.shard_schedule import check_limit, copy_sizes
     from wdsdist.shards.progress import ShardsProgress
     from wdsdist.shards.source import CacheOptions, picks_of
 

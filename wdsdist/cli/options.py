@@ -148,7 +148,7 @@ def _batches(value: str) -> Batches:
     """Parse a value of `wdsdist.batching` as Python has it, of literals alone.
 
     >>> _batches("TokenBudget(8192, length='txt.bytes')")
-    TokenBudget(8192, length='txt.bytes')
+    TokenBudget(tokens=8192, length='txt.bytes', max_samples=None, cost='linear', oversize='error', pad=0)
     """
     from wdsdist import batching
 

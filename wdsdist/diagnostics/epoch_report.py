@@ -17,7 +17,7 @@ from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
 from wdsdist.sampling.order import OrderName, OrderSettings, ShardOrder
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
-from wdsdist.sampling.working_set import bytes_at_once
+from wdsdist.sampling.shard_schedule import bytes_at_once
 from wdsdist.storage.waiting import policy
 
 if TYPE_CHECKING:

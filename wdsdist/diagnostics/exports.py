@@ -93,7 +93,7 @@ def export(
         if not lies_in(path, Path(target)):
             raise DestinationError(f"{path.parent} is a link out of {target}, and nothing is written there: remove it")
     for path, content in files.items():
-        with writing(path, ": name another output folder"):
+        with writing(path, "; name another output folder"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as stream:
                 stream.write(content)

@@ -309,10 +309,8 @@ def _disagreement(known: ShardIndex, listed: Shard, scanned: ShardIndex | None, 
         "members": members,
         "checksums of members": not members and known.checksums is not None and differ("checksums"),
     }
-    if not any(differences.values()):
-        return ""
     parts = ", ".join(part for part, is_different in differences.items() if is_different)
-    return (
+    return parts and (
         f"has an index, {name}, that disagrees with the tar in {parts}: delete the one that is wrong, then pack or run "
         f"`wdsdist index` again"
     )

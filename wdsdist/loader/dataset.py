@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, Sampler
 from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted, hint
 from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
-from wdsdist.loader.chosen_epoch import ChosenEpoch
+from wdsdist.loader.progress import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSamplePolicy, OnError
 from wdsdist.samples.collate import Sample
 from wdsdist.samples.fields import Fields, with_raw_images
@@ -245,7 +245,7 @@ class StreamingDataset(IterableDataset[Any]):
         """
         if self.cache.limit is None or self._reads_some_fields:
             return
-        from wdsdist.sampling.working_set import check_limit
+        from wdsdist.sampling.shard_schedule import check_limit
 
         identity = self.identity()
         needed = functools.partial(config.bytes_at_once, identity=identity)

@@ -30,7 +30,6 @@ from wdsdist.errors import (
     IndexFormatError,
     NotFoundError,
     StorageError,
-    WdsdistError,
     given,
 )
 from wdsdist.packing.members import LeftOut
@@ -143,19 +142,13 @@ def locked(target: Destination) -> Iterator[None]:
     if folder is None:
         yield  # stores have no locks: whoever starts two packers for one URL is asked not to
         return
-    try:
+    with files.writing(folder, "; repair that or choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         message = "another process is packing into %s: waiting for it"
         with files.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True):
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(
-            f"{folder} cannot be written: {error.strerror or error}; repair that or choose another folder"
-        ) from error
 
 
 def complete(target: Destination, manifest: Manifest) -> None:
@@ -199,7 +192,7 @@ def save_report(target: Destination, left_out: Iterable[tuple[str | None, LeftOu
     if known is not None:
         with contextlib.suppress(FileNotFoundError):
             before = target.read(REPORT).splitlines(keepends=True)
-            # Those behind are of a run that was killed. An index.json of `wdsdist index` does not know their number.
+            # The lines after these are of a run that was killed. `wdsdist index` does not note their number.
             lines[:0] = before[: known.extra.get("left_out", 0)] if "shuffle_seed" in known.extra else before
     if lines:
         with target.create(REPORT) as stream:

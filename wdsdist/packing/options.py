@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wdsdist._util.extras import extra
-from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
+from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError, given
 
 if TYPE_CHECKING:
@@ -168,8 +168,6 @@ class Options:
         ):
             if not is_right:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it must be {what}", argument=name)
-        if not isinstance(self.encode, str):
-            check_callable("encode", self.encode)
         if self.key is not None:
             check_rule(self.key)
         if self.root is not None:

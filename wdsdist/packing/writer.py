@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist.errors import DestinationError, IndexFormatError, SourceError, WdsdistError
+from wdsdist._util.files import writing
+from wdsdist.errors import IndexFormatError, SourceError
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.members import (
     HEAD,
@@ -43,9 +44,6 @@ from wdsdist.shards.tar.writer import header, padding, plain_headers
 
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""
-SPARE = 1
-"""Bytes behind them, so that a file can be asked for one byte more than it should have."""
-
 _BUFFERS = 4  # one that is filled, while others are digested and written
 _FLUSH_FRAME = 1  # zstd's own
 _SYNC = 16 << 20  # bytes after which the disk begins to write: the last fsync would have all of it to wait for
@@ -87,7 +85,7 @@ def write_shard(
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
         DestinationError: the destination cannot be written.
     """
-    try:
+    with writing(storage.shown(target.at(name))):
         with target.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
             contents = ShardContents(root, on_error)
             for batch in contents.batches(samples, BUFFER):
@@ -98,12 +96,6 @@ def write_shard(
         # The index comes second: a tar that has one is whole.
         with target.create(name + shardindex.SUFFIX) as stream:
             stream.write(shardindex.dumps(index))
-    except WdsdistError:
-        raise
-    except OSError as error:
-        raise DestinationError(
-            f"{storage.shown(target.at(name))} cannot be written: {error.strerror or error}"
-        ) from error
     return WrittenShard.of(name, index)
 
 
@@ -216,7 +208,8 @@ class _TarOutput:
         self._syncing = ThreadPoolExecutor(1, "wdsdist-sync")
         self._sync: Future[None] | None = None
         self._unsynced = 0
-        self._free = deque(memoryview(mmap.mmap(-1, BUFFER + SPARE)) for _ in range(_BUFFERS))
+        # One byte more, so that a file can be asked for more than it should have.
+        self._free = deque(memoryview(mmap.mmap(-1, BUFFER + 1)) for _ in range(_BUFFERS))
         self._busy: deque[tuple[memoryview, tuple[Future[None], ...]]] = deque()
         self.position = 0
 

@@ -1,18 +1,56 @@
-"""The order of a mix: several data sets interleaved by weight, each repeated epoch after epoch in its own order."""
+"""The order of a mix: several data sets interleaved by weight, each repeated epoch after epoch in its own order.
+
+Which data set, or *stream*, each position takes is arithmetic. The weights make a binary tree; its leaves are the
+streams. Each inner node splits a sequence of places into two by an exact fraction, the share of its left child. A node
+computes how many places before place ``i`` go left without walking there, so any position is found at once as (stream,
+number within what the stream gives to the epoch).
+
+Places lie in rows of ``C`` lanes, as the positions of `wdsdist.sampling.order` do, and a split keeps the lane of each
+place: a rank that strides over the positions strides over each stream too. With the share ``p / q``, lane ``l`` sends
+``floor((n * p + phase[l]) / q)`` of its first ``n`` places to the left, so any run of a lane has that share to within
+one place. The phases of the lanes are ``q / C`` apart; by Hermite's identity,
+``sum_k floor(x + k / C) = floor(C * x)``, any run of whole rows then has the share to within one place as well. The
+places below the last whole row, fewer than ``C``, are one sequence of their own.
+
+An example: 7 places in ``C = 2`` lanes, share 1/2, phases 0 and 1. Three rows are whole. Lane 0 sends
+``floor(n / 2)`` of its first ``n`` places to the left, so the place of row 1; lane 1 sends ``floor((n + 1) / 2)``, so
+the places of rows 0 and 2. ::
+
+    place    0  1 | 2  3 | 4  5 | 6        left:   row 0 is places 2 1, and place 5 follows as number 2
+    goes to  R  L | L  R | R  L | R        right:  row 0 is places 0 3, then place 4 as number 2, place 6 as number 3
+
+Sources: C. Hermite (1884) for the identity; D. A. Huffman (1952) for the tree.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.sampling.order import OrderSettings, VirtualOrder
-from wdsdist.sampling.permutation import mix_key
-from wdsdist.sampling.weighted_interleave import Deal
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute
+
+# Distinct words keep the hashes for phases, for rotations and for scattered places apart.
+_PHASES, _ROTATIONS, _PLACES = 4, 5, 6
+
+_FINEST = 2**31 - 1
+"""The largest denominator of a fork's share: products of two of them are exact in 64 bits."""
+
+_SCATTER = 1024
+"""Places of a lane that are scattered together."""
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+_Node = int | tuple[Fraction, "_Node", "_Node"]
+"""A node of the tree of weights: a stream; or a fork: the share of its places that go left, left and right child."""
 
 
 class MixOrder:
@@ -82,3 +120,166 @@ def settings_of_each(settings: OrderSettings, windows: Sequence[int]) -> list[Or
         replace(settings, seed=mix_key(settings.seed, number), window=min(window, settings.window))
         for number, window in enumerate(windows)
     ]
+
+
+class Deal:
+    """The interleaving of one epoch: the stream, and the number within it, at each position.
+
+    Stream ``k`` gives the samples ``starts[k]`` to ``starts[k] + counts[k]`` of its endless line to the epoch: it goes
+    on where it stood at the end of the epoch before.
+
+    Args:
+        weights: the share of each stream; they need not sum to 1.
+        num_samples: the positions in an epoch.
+        lanes: how many positions make a row.
+        seed: decides the phases of the lanes.
+        epoch: which epoch.
+        stratified: whether places keep their even spread, or are scattered within blocks of 1,024 of a lane.
+
+    >>> deal = Deal([Fraction(3), Fraction(1)], num_samples=8, lanes=1, seed=0, epoch=0)
+    >>> deal.counts
+    [6, 2]
+    >>> streams, numbers = deal.locate(np.arange(8))
+    >>> [numbers[streams == stream].tolist() for stream in (0, 1)]
+    [[0, 1, 2, 3, 4, 5], [0, 1]]
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Fraction],
+        *,
+        num_samples: int,
+        lanes: int,
+        seed: int,
+        epoch: int,
+        stratified: bool = True,
+    ) -> None:
+        self.num_samples = num_samples
+        self.lanes = lanes
+        self.starts = [0] * len(weights)
+        self.counts = [0] * len(weights)
+        self._scatter_key = None if stratified else mix_key(seed, epoch, _PLACES)
+        self._tree = self._grown(_tree(weights), epoch * num_samples, num_samples, [], seed)
+
+    def _grown(self, node: _Node, start: int, count: int, path: list[int], seed: int) -> _Split | int:
+        """Lay out a node for this epoch: its places before the epoch, and in it."""
+        if isinstance(node, int):
+            self.starts[node], self.counts[node] = start, count
+            return node
+        key, (share, left, right) = mix_key(seed, *path), node
+        numerator, denominator = share.as_integer_ratio()
+        # The places before the epoch that go left, and the phase that goes on with.
+        before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
+        lane_order = _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS))
+        split = _Split(share, phase, count, lane_order)
+        for side, child, first, size in (
+            (0, left, before, split.left_count),
+            (1, right, start - before, count - split.left_count),
+        ):
+            split.children.append(self._grown(child, first, size, [*path, side], seed))
+        return split
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return, for each position, its stream and its number within that stream, from 0."""
+        streams = np.zeros(positions.shape, np.int64)
+        numbers = positions if self._scatter_key is None else self._scattered(positions, self._scatter_key)
+        numbers = numbers.copy()
+        waiting = [(self._tree, np.arange(len(positions)))]
+        while waiting:
+            node, chosen = waiting.pop()
+            if isinstance(node, int):
+                streams[chosen] = node
+                continue
+            goes_left, numbers[chosen] = node.split(numbers[chosen])
+            waiting += zip(node.children, (chosen[goes_left], chosen[~goes_left]), strict=True)
+        return streams, numbers
+
+    def _scattered(self, positions: Int64s, key: int) -> Int64s:
+        """Move places at random within the blocks of their lanes; what is below whole rows stays."""
+        row, lane = np.divmod(positions, self.lanes)
+        rows = self.num_samples // self.lanes
+        first = row // _SCATTER * _SCATTER
+        in_rows = row < rows
+        size = np.where(in_rows, np.minimum(_SCATTER, rows - first), row - first + 1)
+        moved = first + permute(row - first, size, mix_keys(key, lane, first))
+        return np.where(in_rows, moved, row) * self.lanes + lane
+
+
+class _Split:
+    """One inner node of the tree in one epoch: which of its places go left, and the number of each on its side.
+
+    Args:
+        share: of the left side.
+        phase: of the places below the last whole row, in ``range(denominator)``.
+        count: places.
+        lane_order: int64 [lanes]: the order in which lanes take turns.
+
+    >>> split = _Split(Fraction(1, 2), 0, 7, np.array([0, 1]))  # the example above
+    >>> goes_left, numbers = split.split(np.arange(7))
+    >>> goes_left.astype(int).tolist(), numbers.tolist()
+    ([0, 1, 1, 0, 0, 1, 0], [0, 1, 0, 1, 2, 2, 3])
+    """
+
+    def __init__(self, share: Fraction, phase: int, count: int, lane_order: Int64s) -> None:
+        self._numerator, self._denominator = share.as_integer_ratio()
+        self._tail_phase = phase
+        self.left_count = (count * self._numerator + phase) // self._denominator
+        """Places that go left."""
+        self.children: list[_Split | int] = []
+        lanes = len(lane_order)
+        self._rows = count // lanes
+        self._lane_phases = (lane_order * self._denominator + phase) // lanes
+        sent_left = _taken(np.int64(self._rows), self._numerator, self._denominator, self._lane_phases)
+        # For left and right: the rows there to which every lane has sent a place. Lanes that send one place more than
+        # others do not fill a row: these places are numbered one after another.
+        whole = int(sent_left.min())
+        one_more = sent_left > whole
+        self._whole_rows = whole, self._rows - whole - 1
+        self._rank_after = np.cumsum(one_more) - 1, np.cumsum(~one_more) - 1
+
+    def split(self, places: Int64s) -> tuple[npt.NDArray[np.bool_], Int64s]:
+        """Return which places go left, and the number of each among the places of its side."""
+        lanes = len(self._lane_phases)
+        row, lane = np.divmod(places, lanes)
+        in_rows = row < self._rows
+        # A lane counts its own places, which are the rows; the places below whole rows are counted all together.
+        step = np.where(in_rows, row, places)
+        phase = np.where(in_rows, self._lane_phases[lane], self._tail_phase)
+        left_before = _taken(step, self._numerator, self._denominator, phase)
+        goes_left = _taken(step + 1, self._numerator, self._denominator, phase) > left_before
+        own_row = np.where(goes_left, left_before, step - left_before)
+        whole_rows = np.where(goes_left, *self._whole_rows)
+        rank_after = np.where(goes_left, *(ranks[lane] for ranks in self._rank_after))
+        in_order = own_row * lanes + np.where(own_row == whole_rows, rank_after, lane)
+        return goes_left, np.where(in_rows, in_order, own_row)
+
+
+def _taken(places: Int64s | np.int64, numerator: int, denominator: int, phase: Int64s | int) -> Int64s:
+    """Return ``floor((places * numerator + phase) / denominator)``, without a product that 64 bits do not hold."""
+    whole, rest = np.divmod(places, denominator)
+    return np.asarray(whole * numerator + (rest * numerator + phase) // denominator, np.int64)
+
+
+def _tree(weights: Sequence[Fraction]) -> _Node:
+    """Make the Huffman tree of the weights: the fewer splits above a stream, the more exact its share of a batch."""
+    heap: list[tuple[Fraction, int, _Node]] = [(weight, k, k) for k, weight in enumerate(weights)]
+    heapq.heapify(heap)
+    for number in range(len(weights), len(weights) + len(heap) - 1):
+        light, _, left = heapq.heappop(heap)
+        heavy, _, right = heapq.heappop(heap)
+        share = (light / (light + heavy)).limit_denominator(_FINEST)
+        heapq.heappush(heap, (light + heavy, number, (share, left, right)))
+    return heap[0][2]
+
+
+def _lane_order(lanes: int, depth: int, rotation: int) -> Int64s:
+    """Return a permutation of the lanes under which neighbours, and lanes of equal distance, are spread evenly.
+
+    Multiples of a step near the golden section spread any run of neighbours; because the step and the number of lanes
+    have no common divisor, the lanes of a rank, which lie a world size apart, are spread evenly too. Each depth of the
+    tree has another power of the step, so that forks do not take turns in step.
+    """
+    near = round(lanes * _GOLDEN)
+    step = min((n for n in range(1, lanes + 1) if math.gcd(n, lanes) == 1), key=lambda n: abs(n - near))
+    factor = pow(step, depth, lanes)
+    return (np.arange(lanes, dtype=np.int64) * factor + rotation % lanes) % lanes

@@ -107,7 +107,7 @@ class OrderConfig:
 
     def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
         """Return the most bytes of copies that any ``ranks`` of this node's ranks need at once."""
-        from wdsdist.sampling.working_set import bytes_at_once
+        from wdsdist.sampling.shard_schedule import bytes_at_once
 
         sizes = np.where(self.manifest.is_copied, self.manifest.needed_sizes, 0)
         return bytes_at_once(self.manifest.counts, sizes, settings, num_replicas=identity.world_size, ranks=ranks)

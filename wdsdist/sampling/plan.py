@@ -90,31 +90,25 @@ class Plan(Protocol):
     @property
     def num_samples(self) -> int:
         """``N``: samples of the whole epoch, over all ranks."""
-        ...
 
     @property
     def batch_size(self) -> int:
         """Samples of a batch on one rank, about."""
-        ...
 
     @property
     def samples_per_rank(self) -> int:
         """Samples that each rank takes, about."""
-        ...
 
     @property
     def batches_per_rank(self) -> int | None:
         """Batches that each rank makes; ``None`` if only a pass over the lengths of all samples tells."""
-        ...
 
     @property
     def last_global_batch(self) -> int:
         """Samples, without padding, that the ranks gather of the last batch; -1 if padding does not end it."""
-        ...
 
     def count_batches(self) -> int:
         """Return the batches that each rank makes, after a pass over all lengths if it takes one."""
-        ...
 
     def batches(
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
@@ -123,25 +117,21 @@ class Plan(Protocol):
 
         Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
         """
-        ...
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, in the order of their first use.
 
         ``None`` stands for uses that are not planned yet: ask again later, or call with ``waits``.
         """
-        ...
 
     def reached(self, batches: int) -> Reached:
         """Return how far the epoch has come after so many batches of each rank, or the start for 0 batches.
 
         Only plans whose batches do not say it themselves answer for more than 0.
         """
-        ...
 
     def is_over(self, position: Position) -> bool:
         """Return whether no batch is left after a position of the epoch."""
-        ...
 
 
 class Batcher:

@@ -10,7 +10,7 @@ import json
 import reprlib
 import struct
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,79 @@ from wdsdist.errors import IndexFormatError
 _PREAMBLE = struct.Struct("<8sIIII")  # magic, version, header length, CRC-32 of the header, zero
 _ALIGNMENT = 64
 _MOST_HEADER = 1 << 30
-MAGIC_BYTES = 8
-"""The first bytes of a file, which say what it is."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Format(NamedTuple):
+    """A kind of files of arrays."""
+
+    magic: bytes
+    """The first eight bytes of each file."""
+    version: int
+    arrays: Mapping[str, str]
+    """The types of the arrays, as they are written."""
+    optional: str
+    """The array that a file may lack."""
+    what: str
+    """Names the kind in errors."""
+    remedy: str = "make it again"
+
+    def arrays_of(self, source: object) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays that an object has under these names, in these types, one-dimensional."""
+        named = {name: getattr(source, name) for name in self.arrays}
+        return {
+            name: np.ascontiguousarray(array, self.arrays[name]).ravel()
+            for name, array in named.items()
+            if array is not None
+        }
+
+    def dumps(self, header: Mapping[str, Any], arrays: Arrays) -> bytes:
+        """Return the bytes of a file; the same content always gives the same bytes."""
+        places, end = {}, 0
+        pieces: list[bytes | memoryview] = []
+        for name, array in arrays.items():
+            start = end + -end % _ALIGNMENT
+            places[name] = (array.dtype.str, start, len(array))
+            pieces += bytes(start - end), array.data.cast("B")
+            end = start + array.nbytes
+        content = json.dumps({**header, "arrays": places, "digest": digest_of(arrays)}, ensure_ascii=True).encode()
+        content += b" " * (-(_PREAMBLE.size + len(content)) % _ALIGNMENT)
+        preamble = _PREAMBLE.pack(self.magic, self.version, len(content), _checksum(content), 0)
+        return b"".join([preamble, content, *pieces])
+
+    def load(self, content: bytes | memoryview | Path, label: str, *, check: bool = False) -> ArrayFile:
+        """Load all bytes of a file, or map it by its path; the arrays are views of its bytes.
+
+        ``check`` is whether to compare them with their digest. The label names the file in errors.
+
+        Raises `IndexFormatError` if the file is of another kind or version, or damaged, and ``FileNotFoundError``.
+        """
+        view = mapped(content) if isinstance(content, Path) else memoryview(content)
+        try:
+            magic, version, length, crc, _ = _PREAMBLE.unpack_from(view)
+            if magic != self.magic or length > _MOST_HEADER:
+                raise ValueError(f"it begins with {magic!r}")
+            if version != self.version:
+                raise ValueError(f"it is of version {version}")
+            header_bytes, data = bytes(view[_PREAMBLE.size : _PREAMBLE.size + length]), view[_PREAMBLE.size + length :]
+            if _checksum(header_bytes) != crc:
+                raise ValueError("the checksum of its header is wrong")
+            header = json.loads(header_bytes)
+            places, digest = header.pop("arrays"), str(header.pop("digest"))
+            loaded = {
+                name: _array(data, places[name], name, dtype)
+                for name, dtype in self.arrays.items()
+                if name != self.optional or name in places
+            }
+            if check and digest_of(loaded) != digest:
+                raise ValueError("its checksum is wrong")
+            return ArrayFile(header, loaded, digest)
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            raise IndexFormatError(
+                f"{label} is not a {self.what} of version {self.version} ({reason}): {self.remedy}"
+            ) from error
 
 
 class ArrayFile(NamedTuple):
@@ -45,71 +114,6 @@ def digest_of(arrays: Arrays) -> str:
     for array in arrays.values():
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
-
-
-def dumps(magic: bytes, version: int, header: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """Return the bytes of a file of arrays; the same content always gives the same bytes."""
-    places, end = {}, 0
-    pieces: list[bytes | memoryview] = []
-    for name, array in arrays.items():
-        start = end + -end % _ALIGNMENT
-        places[name] = (array.dtype.str, start, len(array))
-        pieces += bytes(start - end), np.ascontiguousarray(array).data.cast("B")
-        end = start + array.nbytes
-    content = json.dumps({**header, "arrays": places, "digest": digest_of(arrays)}, ensure_ascii=True).encode()
-    content += b" " * (-(_PREAMBLE.size + len(content)) % _ALIGNMENT)
-    return b"".join([_PREAMBLE.pack(magic, version, len(content), _checksum(content), 0), content, *pieces])
-
-
-def load(
-    content: bytes | memoryview | Path,
-    magic: bytes,
-    version: int,
-    arrays: Mapping[str, str],
-    *,
-    optional: Collection[str] = (),
-    check: bool = False,
-    what: str,
-    label: str,
-    remedy: str = "make it again",
-) -> ArrayFile:
-    """Load a file; the arrays are views of its bytes.
-
-    Args:
-        content: all bytes, or the path of a file, which is mapped.
-        magic, version: that the file must have.
-        arrays: the types of its arrays, as they are written.
-        optional: the arrays that it may lack.
-        check: whether to compare the arrays with their digest.
-        what, label, remedy: the kind and the name of the file in errors, and what to do.
-
-    Raises `IndexFormatError` if the file is of another kind or version, or damaged, and ``FileNotFoundError``.
-    """
-    view = mapped(content) if isinstance(content, Path) else memoryview(content)
-    try:
-        magic_found, version_found, length, crc, _ = _PREAMBLE.unpack_from(view)
-        if magic_found != magic or length > _MOST_HEADER:
-            raise ValueError(f"it begins with {magic_found!r}")
-        if version_found != version:
-            raise ValueError(f"it is of version {version_found}")
-        header_bytes, data = bytes(view[_PREAMBLE.size : _PREAMBLE.size + length]), view[_PREAMBLE.size + length :]
-        if _checksum(header_bytes) != crc:
-            raise ValueError("the checksum of its header is wrong")
-        header = json.loads(header_bytes)
-        places = header["arrays"]
-        loaded = {
-            name: _array(data, places[name], name, dtype)
-            for name, dtype in arrays.items()
-            if name not in optional or name in places
-        }
-        digest = str(header.pop("digest"))
-        if check and digest_of(loaded) != digest:
-            raise ValueError("its checksum is wrong")
-        del header["arrays"]
-        return ArrayFile(header, loaded, digest)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise IndexFormatError(f"{label} is not a {what} of version {version} ({reason}): {remedy}") from error
 
 
 def _array(data: memoryview, position: Any, name: str, dtype: str) -> npt.NDArray[Any]:

@@ -36,7 +36,7 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
 
     Raises `NotFoundError` for a folder that packing has not finished: shards are missing.
     """
-    names = _names(folder, options)
+    names = [entry.name for entry in _entries(folder, options)]
     if index_json.PACK_RECORD in names and index_json.FILE_NAME not in names:
         raise NotFoundError(
             f"{storage.shown(folder)} has not been packed to the end: run the same `wdsdist pack` again, which writes "
@@ -50,7 +50,7 @@ def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     where = storage.shown(location)
     if storage.is_read_only(location):
         return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")
-    names = _names(location, options)
+    names = [entry.name for entry in _entries(location, options)]
     try:
         if not names:  # a bucket has no empty folders
             storage.stat(location, options)
@@ -66,12 +66,10 @@ def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     )
 
 
-def _names(folder: str, options: storage.StorageOptions | None) -> list[str]:
-    """Return the names in a folder, but no hidden tars; nothing of the web."""
-    if storage.is_read_only(folder):
-        return []
-    names = [entry.name for entry in storage.list(folder, options)]
-    return [name for name in names if not (name.startswith(".") and is_tar(name))]
+def _entries(folder: str, options: storage.StorageOptions | None) -> list[storage.Entry]:
+    """Return what a folder holds, but no hidden tars; nothing of the web."""
+    entries = [] if storage.is_read_only(folder) else storage.list(folder, options)
+    return [entry for entry in entries if not (entry.name.startswith(".") and is_tar(entry.name))]
 
 
 def by_foreign_counts(
@@ -96,9 +94,8 @@ def by_foreign_counts(
     sizes = {
         f"{below}/{entry.name}" if below else entry.name: entry.size
         for below in sorted({name.rpartition("/")[0] for name in names})
-        if not storage.is_read_only(folder)  # the web lists no files
-        for entry in storage.list(storage.join(folder, below) if below else folder, options)
-        if is_tar(entry.name) and not entry.name.startswith(".") and not entry.is_folder
+        for entry in _entries(storage.join(folder, below) if below else folder, options)
+        if is_tar(entry.name) and not entry.is_folder
     }
     differing = set(names) ^ sizes.keys() if locations is None and sizes else set()
     if differing:

@@ -31,11 +31,6 @@ class BadEntry:
     dataset: str = ""
     """Name of the data set, if several are mixed."""
 
-    @property
-    def identity(self) -> tuple[str, str, str]:
-        """Identifies the sample."""
-        return self.fingerprint, self.shard, self.key
-
     def line(self) -> str:
         """Return it as a line of a file."""
         return json.dumps({name: value for name, value in asdict(self).items() if value or name in ("key", "field")})
@@ -59,7 +54,8 @@ class Quarantine:
 
     def add(self, entries: Iterable[BadEntry]) -> None:
         """Append the entries that this process has not listed. Raises ``OSError`` if the file cannot be written."""
-        new = {entry.identity: entry for entry in entries if entry.identity not in self._known}
+        named = {(entry.fingerprint, entry.shard, entry.key): entry for entry in entries}
+        new = {sample: entry for sample, entry in named.items() if sample not in self._known}
         if not new:
             return
         lines = "".join(f"{entry.line()}\n" for entry in new.values()).encode()

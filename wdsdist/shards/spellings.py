@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
@@ -57,7 +58,13 @@ def expand(
             elif name.startswith("@"):
                 expanded += _of_list(storage.normalise(name[1:]), storage_options, allow_elsewhere=allow_elsewhere)
             else:
-                for pattern in _of_braces(name):
+                patterns = [name]
+                if "{" in name:
+                    import braceexpand
+
+                    with contextlib.suppress(ValueError):  # it is no pattern: an error will show the name
+                        patterns = list(braceexpand.braceexpand(name))
+                for pattern in patterns:
                     expanded += matching(pattern, storage.named(storage_options, [storage.normalise(pattern)]))
     if not expanded:
         raise NotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
@@ -94,17 +101,6 @@ def refuse_command(name: str) -> None:
             f"{name.partition(' ')[0]} ... is a command, which wdsdist does not run: name the shards by their path or "
             f"URL, such as s3://bucket/00000.tar, and pass the options of their store as storage_options"
         )
-
-
-def _of_braces(name: str) -> list[str]:
-    if "{" not in name:
-        return [name]
-    import braceexpand
-
-    try:
-        return list(braceexpand.braceexpand(name))
-    except ValueError:
-        return [name]  # no pattern: an error will show the name
 
 
 def _has_magic(name: str) -> bool:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from wdsdist.shards.manifest import Manifest
 
-MAGIC = b"wds-view"
-VERSION = 1
 _ARRAYS = {"stored_counts": "<i8", "starts": "<i8", "numbers": "<u4", "parts": "<u4"}
+FORMAT = array_file.Format(b"wds-view", 1, _ARRAYS, "parts", "view")
 MOST_IN_A_SHARD = 2**32
 """Samples that a shard of a view may hold: their numbers take four bytes."""
 
@@ -76,7 +75,7 @@ class Picks:
         """
         path = str(content) if isinstance(content, Path) else ""
         label = label or path
-        file = array_file.load(content, MAGIC, VERSION, _ARRAYS, optional=("parts",), what="view", label=label)
+        file = FORMAT.load(content, label)
         parts = file.arrays.pop("parts", None)
         picks = cls(**file.arrays, path=path, stated_digest=file.digest)
         counts, starts = picks.stored_counts, picks.starts
@@ -104,8 +103,7 @@ class Picks:
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the choice, as they are written."""
-        arrays = ((name, getattr(self, name), dtype) for name, dtype in _ARRAYS.items())
-        return {name: np.ascontiguousarray(array, dtype).ravel() for name, array, dtype in arrays if array is not None}
+        return FORMAT.arrays_of(self)
 
     def fingerprint(self, data: str) -> str:
         """Return the digest of the view of the data set with a fingerprint."""
@@ -187,10 +185,10 @@ def save(manifest: Manifest, path: Path) -> Path:
         if path.is_relative_to(Path(index).parent) or Path(index).is_relative_to(path.parent):
             index = os.path.relpath(index, path.parent)
     header = {"data": index, "fingerprint": manifest.whole.fingerprint, "made_by": list(manifest.made_by)}
-    with writing(f"the view {path}", ": choose another folder"):
+    with writing(f"the view {path}", "; choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as stream:
-            stream.write(array_file.dumps(MAGIC, VERSION, header, manifest.picks.arrays))
+            stream.write(FORMAT.dumps(header, manifest.picks.arrays))
     return path
 
 
@@ -211,7 +209,7 @@ def count_differing(path: str, other: str) -> int:
 def is_view(location: str, options: storage.StorageOptions) -> bool:
     """Return whether there is a view file at a path or URL."""
     try:
-        return storage.read(location, options, stop=array_file.MAGIC_BYTES) == MAGIC
+        return storage.read(location, options, stop=len(FORMAT.magic)) == FORMAT.magic
     except OSError:
         return False
 

@@ -64,7 +64,7 @@ def unpack(path: Path, target: Path, *, size: int = -1, label: str = "") -> None
     read, and `DestinationError` if the target cannot be written.
     """
     label = label or str(path)
-    remedy = f": make room in {target.parent}, or set TMPDIR to another folder"
+    remedy = f"; make room in {target.parent}, or set TMPDIR to another folder"
     flags = os.O_WRONLY | os.O_CREAT  # in place: the target may have been given its room before
     with writing(f"{label}, decompressed,", remedy), os.fdopen(os.open(target, flags, 0o666), "wb", _CHUNK) as out:
         out.writelines(_pieces(path, label, size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import logging
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist import storage
 from wdsdist._util import strict_json
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import last_part
 from wdsdist._util.host import cpu_count
@@ -100,24 +100,17 @@ class View:
     def samples(self, request: Request) -> Any:
         """Return some samples of the data set, or of those for which ``where`` is true, from ``start`` on."""
         start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
-        numbers: Sequence[int]
-        if (chosen := self._chosen(request)) is not None:
-            numbers, total = chosen[start : start + count].tolist(), len(chosen)
-        else:
-            total = self.manifest.num_samples
-            numbers = range(start, min(start + count, total))
-        return {"total": total, "start": start, "samples": list(self._readers.map(self._described, numbers))}
+        chosen = self._chosen(request)
+        numbers = map(int, chosen[start : start + count])
+        return {"total": len(chosen), "start": start, "samples": list(self._readers.map(self._described, numbers))}
 
     def sample(self, request: Request) -> Any:
         """Return all of one sample; with ``where``, its neighbours among those for which it is true."""
-        number, total = request.path_params["number"], self.manifest.num_samples
+        number, chosen = request.path_params["number"], self._chosen(request)
         about = self._described(number, describe.PAGE)
-        before: int | None = number - 1 if number else None
-        after: int | None = number + 1 if number + 1 < total else None
-        if (chosen := self._chosen(request)) is not None:
-            smaller, larger = chosen.searchsorted(number), chosen.searchsorted(number, "right")
-            before = int(chosen[smaller - 1]) if smaller else None
-            after = int(chosen[larger]) if larger < len(chosen) else None
+        smaller, larger = bisect.bisect_left(chosen, number), bisect.bisect_right(chosen, number)
+        before = int(chosen[smaller - 1]) if smaller else None
+        after = int(chosen[larger]) if larger < len(chosen) else None
         columns, (shard, sample) = {}, shard_of(self.manifest, number)
         part, own = self.manifest.part(shard)
         for name in () if "error" in about else self.manifest.columns:
@@ -196,8 +189,9 @@ class View:
 
     def column(self, request: Request) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
+        chosen = self._chosen(request) if request.query_params.get("where") else None
         name = request.query_params.get("name", "")
-        return figures.of_column(self.manifest, name, self._chosen(request), self.style.classes)
+        return figures.of_column(self.manifest, name, chosen, self.style.classes)
 
     def epoch(self, request: Request) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
@@ -211,10 +205,10 @@ class View:
             transform=self.transform,
         )  # fmt: skip
 
-    def _chosen(self, request: Request) -> Int64s | None:
-        """Return the numbers of the samples for which ``where`` is true; without it, ``None``."""
+    def _chosen(self, request: Request) -> Any:
+        """Return the numbers of the samples for which ``where`` is true, in order; of all without that."""
         where = request.query_params.get("where")
-        return self._chosen_by(where) if where else None
+        return self._chosen_by(where) if where else range(self.manifest.num_samples)
 
     def _choice(self, request: Request) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
@@ -273,9 +267,9 @@ def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> A
     }  # fmt: skip
     for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
         pages[f"/api/{name}"] = getattr(view, name)
-    routes = (Route(path, _answering(page)) for path, page in pages.items())
-    static = Mount("/static", StaticFiles(directory=_STATIC))
-    pages_and_errors = Starlette(routes=[*routes, static], exception_handlers={404: _answering(_unknown)})
+    files = Mount("/static", StaticFiles(directory=_STATIC))
+    routes = [files, *(Route(path, _answering(page)) for path, page in pages.items())]
+    pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
     return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
 
 

@@ -146,7 +146,8 @@ class Listing:
         labels = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
         samples: list[ListedSample] = []
         for number, count in zip(folders, counts.tolist(), strict=True):
-            folder, members = self.folders[number], list[tuple[str, bytes | tuple[str, int, int]]]()
+            folder = self.folders[number]
+            members: list[tuple[str, bytes | tuple[str, int, int]]] = []
             for start, stop, extension_id, (size, position) in itertools.islice(rows, count):
                 path, extension = folder + self.name_bytes[start:stop].decode(), self.extensions[extension_id]
                 members.append((extension, (path, size, position)))

@@ -7,6 +7,7 @@ that they name; the rows of a shard are read again where they are written.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import os
 import re
@@ -212,13 +213,10 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
 
 def _first(table: Table, name: str, most: int) -> list[Any]:
     """Return the first values of a column that are not missing."""
-    values: list[Any] = []
-    for batch in table.batches([name], rows=max(most, 16)):
-        part = batch.column(0)[: max(most, 16)].to_pylist()
-        values += [value for value in part if value is not None][: most - len(values)]
-        if len(values) >= most:
-            break
-    return values
+    batches = table.batches([name], rows=max(most, 16))
+    return list(
+        itertools.islice((value.as_py() for each in batches for value in each.column(0) if value.is_valid), most)
+    )
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:

@@ -131,7 +131,7 @@ def row_samples(
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
             key = "" if key_position is None or row[key_position] is None else str(row[key_position])
             try:
-                members = list[tuple[str, Payload]]()
+                members: list[tuple[str, Payload]] = []
                 for position, column, extension, is_file in own:
                     value = row[position]
                     if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them

@@ -24,8 +24,6 @@ from wdsdist.storage.urls import login_of
 
 SUFFIX = ".wdsindex"
 
-_MAGIC = b"wdsindex"
-_VERSION = 2
 _ARRAYS = {
     "sample_starts": "<i8",
     "offsets": "<i8",
@@ -36,6 +34,7 @@ _ARRAYS = {
     "checksums": "<u4",
 }
 _REMEDY = "delete it and run `wdsdist index` again"
+_FORMAT = array_file.Format(b"wdsindex", 2, _ARRAYS, "checksums", "shard index", _REMEDY)
 
 
 def beside(tar: Path) -> Path:
@@ -71,7 +70,6 @@ def places(location: str, base: str) -> list[str]:
 
 def dumps(index: ShardIndex) -> bytes:
     """Serialize an index to the bytes of its file; the same index always gives the same bytes."""
-    arrays = {name: getattr(index, name) for name in _ARRAYS}
     header = {
         "size": index.size,
         "sha256": index.sha256,
@@ -81,8 +79,7 @@ def dumps(index: ShardIndex) -> bytes:
         **({"key_rule": index.key_rule} if index.key_rule != FIRST_DOT else {}),
         **({"stored": asdict(index.stored)} if index.stored else {}),
     }
-    arrays = {name: array.astype(_ARRAYS[name], copy=False) for name, array in arrays.items() if array is not None}
-    return array_file.dumps(_MAGIC, _VERSION, header, arrays)
+    return _FORMAT.dumps(header, _FORMAT.arrays_of(index))
 
 
 def load(content: bytes | memoryview | Path, label: str = "") -> ShardIndex:
@@ -95,10 +92,7 @@ def load(content: bytes | memoryview | Path, label: str = "") -> ShardIndex:
     Raises ``FileNotFoundError``, and `IndexFormatError` if it is damaged.
     """
     label = label or str(content)
-    file = array_file.load(
-        content, _MAGIC, _VERSION, _ARRAYS, optional=("checksums",), check=True, what="shard index", label=label,
-        remedy=_REMEDY,
-    )  # fmt: skip
+    file = _FORMAT.load(content, label, check=True)
     header: dict[str, Any] = {"left_out": [], "key_rule": FIRST_DOT, "stored": None, **file.header}
     try:
         index = ShardIndex(
