@@ -115,7 +115,7 @@ def scanned(content: bytes, label: str = "x.tar") -> Listing:
 
 
 def skipped(content: bytes) -> Counter[str]:
-    """Count the entries that are no regular files, by their kind."""
+    """Count the entries that are not regular files, by their kind."""
     return Counter(kind for kind, *_ in entries_of(content, label="x.tar") if kind)
 
 

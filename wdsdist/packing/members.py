@@ -2,7 +2,7 @@
 
 Data is read straight to where a tar is put together. Members whose bytes are not what their extension says, such as a
 web page named .jpg, are found by their first bytes. What begins like a web page, JSON, a pointer of Git LFS, a PDF or a
-zip is no image, sound, video or array; what begins like a web page is no JSON. Whether the rest decodes,
+zip is not an image, sound, video or array; what begins like a web page is not JSON. Whether the rest decodes,
 ``check_decode=True`` finds out.
 """
 
@@ -240,7 +240,7 @@ def check_extensions(key: str, extensions: Sequence[Any]) -> None:
     for extension in extensions:
         is_name = isinstance(extension, str) and is_text(extension) and extension[:1] != "." and "\0" not in extension
         if not is_name or split_name(f"x.{extension}") != ("x", extension) or re.fullmatch("__.*__", extension):
-            problem = "is no extension that readers would find, such as 'jpg'"
+            problem = "is not an extension that readers would find, such as 'jpg'"
         elif extension.lower() in lower:
             problem = "is there twice, in capitals or not, which readers take for the same"
         else:

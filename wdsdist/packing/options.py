@@ -147,7 +147,7 @@ class Options:
         if self.shuffle_seed not in ("auto", None):
             checked["shuffle_seed"] = check_integer("shuffle_seed", self.shuffle_seed, 0, 2**64 - 1)
         for name in ("shard_samples", "workers"):
-            if (value := getattr(self, name)) is not None:  # kept as Python's number, for numpy's are no JSON
+            if (value := getattr(self, name)) is not None:  # kept as Python's number, for numpy's are not JSON
                 checked[name] = check_integer(name, value, 1)
         for name in ("check_decode", "overwrite", "append", "class_folders"):
             if (value := getattr(self, name)) is not None:

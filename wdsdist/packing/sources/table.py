@@ -30,7 +30,7 @@ from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
 from wdsdist.packing.tables.open import SUFFIXES, Kind, kind_of, open_table
 from wdsdist.packing.tables.table import Table, reading
 
-_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
+_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are not samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 _MOST_CLASSES = 65_536
 """Different strings that are numbered as classes."""
@@ -87,7 +87,7 @@ def find_saved(candidate: Candidate, options: Options) -> Source | None:
 def of_dataset(dataset: Any, label: str, options: Options) -> Source:
     """List the rows of a ``Dataset`` object of ``datasets``, as of a folder that its ``save_to_disk`` wrote.
 
-    Paths in it start from the current folder, if ``root=`` names it; else strings are no paths.
+    Paths in it start from the current folder, if ``root=`` names it; else strings are not paths.
     """
     return _listed("hf", label, Path.cwd(), Carried(open_table(dataset, label=label)), options)
 
@@ -128,11 +128,11 @@ def _listed(
 ) -> Source:
     """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default.
 
-    Raises `ArgumentError` for a ``root=`` that is no local folder.
+    Raises `ArgumentError` for a ``root=`` that is not a local folder.
     """
     mapped, label, root = check_columns(options.columns), str(location), storage.normalise(options.root or home)
     if storage.is_remote(root) or not Path(root).is_dir():
-        problem = f"root is {storage.shown(root)}, which is no local folder"
+        problem = f"root is {storage.shown(root)}, which is not a local folder"
         raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
     finder = Finder(root)
     source: TableFiles | Carried[Table]
@@ -185,7 +185,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         content: Content = "other"
         extension, strings = "", tuple[str, ...]()
-        if not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
+        if not field.name or types.is_null(kind):  # such as the index of pandas, which is not data
             content = "empty"
         elif field.metadata == JSON_TEXT:
             pass
