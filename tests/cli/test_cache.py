@@ -98,11 +98,11 @@ def test_a_data_set_is_removed_but_not_what_is_read_or_needed(
     job.cache.catalog.expect("job", 0, {one.key(1): 5})
     one.shard(0)
     done = run("clean", f"{store.url}/a", "--cache-dir", folder)
-    assert done.stdout == "removed: 0 shards, 0 B; kept, for live jobs use them: 2 shards\n"
+    assert done.stdout == "removed: 0 shards, 0 B; kept, because live jobs use them: 2 shards\n"
     one.source.release()
     done = run("clean", f"{store.url}/a", "--cache-dir", folder)
     assert done.stdout.startswith("removed: 1 shard, ")
-    assert done.stdout.endswith("; kept, for live jobs use them: 1 shard\n")
+    assert done.stdout.endswith("; kept, because live jobs use them: 1 shard\n")
     assert kept(folder) == {"a": 1, "b": 1}
     job.cache.catalog.expect("job", 0, {})
     run("clean", f"{store.url}/a", "--cache-dir", folder)
@@ -192,7 +192,7 @@ def test_warm_says_why_it_leaves_local_shards_alone(folder: Path, tmp_path: Path
     done = run("warm", folder, "--cache-dir", tmp_path / "cache")
     assert done.exit_code == 0
     assert done.stdout.startswith("nothing to fetch: these shards are local")
-    assert done.stdout.endswith("give --stage\n")
+    assert done.stdout.endswith("pass --stage\n")
 
 
 def test_warm_stays_within_the_limit(store: MemoryStore, tmp_path: Path) -> None:

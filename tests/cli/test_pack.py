@@ -64,7 +64,7 @@ def test_what_goes_wrong_is_one_line(wdsdist: Run, arguments: list[str], message
 def test_advice_names_options_as_they_are_typed(wdsdist: Run, tmp_path: Path) -> None:
     for name in ("train/1.jpg", "val/1.jpg", "v1.5_1.jpg", "v1.5_2.jpg"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "photos" / name).write_text("<html> is no image")
+        (tmp_path / "photos" / name).write_text("<html> is not an image")
     for options, advice in (
         ([], "or all into one by --no-class-folders"),
         (["--no-class-folders"], "say where keys end by --key last-dot, --key first-dot or"),

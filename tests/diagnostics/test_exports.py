@@ -17,7 +17,7 @@ LONG = "folder/" + "n" * 120
 
 
 def shard(prefix: str, form: int) -> bytes:
-    """A tar with what moves offsets: long names, folders between samples, files that are no samples."""
+    """A tar with what moves offsets: long names, folders between samples, files that are not samples."""
     members: list[tuple[str, bytes]] = []
     for number in range(5):
         key = f"{LONG}{number}" if number == 3 and form != tarfile.USTAR_FORMAT else f"{prefix}/{number}"

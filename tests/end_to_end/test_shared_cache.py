@@ -241,7 +241,7 @@ def check(rank: int, outcome: Outcome, stored: Path) -> None:
 def test_whoever_is_killed_a_restart_completes_and_nothing_is_left(
     web: Store, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    multiprocessing.util.get_temp_dir()  # of this process, which is no leftover
+    multiprocessing.util.get_temp_dir()  # of this process, which is not a leftover
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))

@@ -31,6 +31,10 @@ TURNS = (
     "of its own accord",
     "where (?:there|none|nothing) (?:is|are)",
     "by (?:another|other) tools?",
+    "where (?:it|they) lies?(?!,)",
+    "as by",
+    "for live",
+    "(?<!here )(?:is|are) no (?!longer|shorter|more|less|use|column|size)",
     r"Of(?! course)",
 )
 """Patterns of what native readers stumble over; each has a plain form, in the order of subject, verb and object."""

@@ -162,7 +162,7 @@ def test_samples_of_all_sizes_around_that_of_a_buffer_are_copied_whole(tmp_path:
 def test_an_option_of_no_type_that_it_can_have_is_refused(source: Path, tmp_path: Path, name: str) -> None:
     numbers = {"shard_bytes": 0, "shard_samples": 0, "workers": 0, "shuffle_seed": -1}
     for value in (object(), numbers.get(name, object())):
-        with pytest.raises(ArgumentError, match=f"^({name}|storage_options) "):
+        with pytest.raises(ArgumentError, match=f"^({name}|storage_options) |{name}="):
             pack(source, tmp_path / "dest", **{name: value})
     assert not (tmp_path / "dest").exists()
 

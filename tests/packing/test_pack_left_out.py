@@ -156,7 +156,7 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
             "sample 'c' has a member 'TXT', which is there twice, in capitals or not",
         ),
         *(
-            (("c", [(extension, b"")]), f"sample 'c' has a member {extension!r}, which is no extension that readers")
+            (("c", [(extension, b"")]), f"sample 'c' has a member {extension!r}, which is not an extension that")
             for extension in ("__key__", "a/b", "")
         ),
         *(
@@ -176,7 +176,7 @@ GOOD: list[Sample] = [("a/1", [("cls", b"1"), ("txt", b"one")]), ("b", [("txt", 
                 "a/./b",
             )
         ),
-        (("c", [("txt", b""), ("json", SourceError("row 7 is no JSON"))]), "row 7 is no JSON"),
+        (("c", [("txt", b""), ("json", SourceError("row 7 is not JSON"))]), "row 7 is not JSON"),
         (("c", [("txt", FilePayload("/", 0))]), "/ (cannot be read: Is a directory|has .* bytes)"),
     ],
 )

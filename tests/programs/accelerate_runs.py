@@ -127,7 +127,7 @@ def planned(shards: str, folder: str) -> dict[str, Any]:
 
 
 def evaluation(shards: str) -> dict[str, Any]:
-    """Gather an evaluation's classes, as tensors and as objects, and the sum of a metric over what is no padding."""
+    """Gather an evaluation's classes, as tensors and as objects, and the sum of a metric over what is not padding."""
     as_launched()
     engine = accelerator()
     found: dict[str, Any] = {}

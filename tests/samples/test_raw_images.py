@@ -14,7 +14,7 @@ from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.packing import Images
 from wdsdist.packing.encoders import encode
-from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop, Source
+from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop, image_of
 from wdsdist.samples.sample_spec import Decoder
 
 RAW = encode("npy", photo(120, 160))
@@ -22,7 +22,7 @@ RAW = encode("npy", photo(120, 160))
 
 def test_pixels_in_a_npy_file_are_looked_at_where_they_lie() -> None:
     data = memoryview(RAW)
-    pixels, scale = Source(data).decode(10, 10)
+    pixels, scale = image_of(data).decode(10, 10)
     assert (pixels.shape, scale) == ((120, 160, 3), 1)
     assert np.shares_memory(pixels, np.frombuffer(data, np.uint8))
 

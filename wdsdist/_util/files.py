@@ -64,7 +64,7 @@ def open_files_remedy(error: OSError, other: str = "take smaller batches, which 
     """
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return ""
-    return f": raise the limit, as by `ulimit -n 65536` before the program starts, or {other}"
+    return f": raise the limit, as with `ulimit -n 65536` before the program starts, or {other}"
 
 
 @contextlib.contextmanager

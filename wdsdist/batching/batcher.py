@@ -155,7 +155,7 @@ class PlannedBatcher(Batcher):
     def misfits(self, shard: int, numbers: Int64s, index: int) -> Int64s:
         """Return how badly samples of a shard fit in the place of one of them, ``numbers[index]``: 0 fits.
 
-        In a batch, a sample that is no longer fits; in rows, one that is no shorter, for its tokens may lie in several.
+        In a batch, a sample of at most this length fits; in rows, one of at least it, as its tokens may lie in several.
         """
         shards = np.full(len(numbers), shard)
         lengths = self.lengths(shards, numbers)

@@ -147,7 +147,7 @@ def padded(samples: Sequence[Any], *, pad: float = 0) -> Batch:
         [batch]; every other field as without padding.
 
     Raises:
-        SampleError: the samples are no dicts, or their arrays differ in dtype or in a further dimension.
+        SampleError: the samples are not dicts, or their arrays differ in dtype or in a further dimension.
 
     >>> batch = padded([{"__key__": "a", "ids": np.array([1, 2, 3])}, {"__key__": "b", "ids": np.array([4])}], pad=-1)
     >>> batch["ids"].tolist(), batch["ids.length"].tolist(), batch["__key__"]

@@ -222,9 +222,9 @@ def header_of(file: LockableFile) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(os.pread(file.fileno(), _HEADER, max(0, chunks * CHUNK)))
         is_right = (header["format"], -(-header["size"] // CHUNK)) == (_FORMAT, chunks) and header["index"] >= 0
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{file.path} is no copy of a shard") from error
+        raise ValueError(f"{file.path} is not a copy of a shard") from error
     if not is_right or length != _file_bytes(chunks):
-        raise ValueError(f"{file.path} is no whole copy of a shard")
+        raise ValueError(f"{file.path} is not a whole copy of a shard")
     return header
 
 

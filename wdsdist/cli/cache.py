@@ -102,7 +102,7 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
     from wdsdist.diagnostics.cache_contents import clean as clean_up
 
     removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than or 0.0, everything=everything)
-    kept = f"; kept, for live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
+    kept = f"; kept, because live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
     say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 
 
@@ -144,7 +144,7 @@ def warm(
     manifest = opened(*shards)
     manifest = manifest.staged() if stage else manifest
     if not manifest.is_copied.any():
-        say("nothing to fetch: these shards are local, and read where they lie; to copy them, give --stage")
+        say("nothing to fetch: these shards are local, and are read in place; to copy them, pass --stage")
         return
     cache = ChunkCache(CacheOptions(cache_dir, cache_limit))
     source = CachedShards(manifest, cache)

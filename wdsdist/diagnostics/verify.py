@@ -50,7 +50,7 @@ Part = Literal["tar", "index", "member"]
 _AGAIN = "fetch it again, or delete it and pack again"
 
 _NOT_OF_THE_SHARD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
-"""Error numbers for a lack of this machine or process, which is no damage."""
+"""Error numbers for a lack of this machine or process, which is not damage."""
 
 _NAMED = 10
 """Most members to name for each shard; the others are counted."""

@@ -58,7 +58,7 @@ def barrier(timeout: float = 1800.0) -> None:
         ArgumentError: ``timeout`` is not a number above 0.
         DistributedTimeoutError: some ranks did not arrive in time; the message names them.
         DistributedError: ``data_download`` failed on another rank, whose number and error the message gives; or there
-            is no store, or it is gone.
+            is not a store, or it is gone.
 
     Example:
         >>> barrier(timeout=60)

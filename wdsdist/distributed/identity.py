@@ -110,7 +110,7 @@ def _detect() -> Identity:
     if dist is None:
         return _launched()
     rank, world = dist.get_rank(), dist.get_world_size()
-    # Rank and world size come from the process group, so a broken variable is no error.
+    # Rank and world size come from the process group, so a broken variable is not an error.
     with contextlib.suppress(ArgumentError):
         launched = _launched()
         # Processes spawned inside one launched task all inherit its variables, which say nothing about them.

@@ -125,11 +125,8 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
     """
     if isinstance(data_sets, (str, os.PathLike, Manifest, StreamingDataset)) or not isinstance(data_sets, Iterable):
         raise ArgumentError(f"data_sets is {data_sets!r}: it must be a list of data sets", argument="data_sets")
-    if isinstance(data_sets, Mapping):
-        sources = [(shards, label) for label, shards in data_sets.items()]
-    else:
-        sources = [(shards, shards) for shards in data_sets]
-    return _joined(sources, options)
+    named = data_sets.items() if isinstance(data_sets, Mapping) else ((shards, shards) for shards in data_sets)
+    return _joined([(shards, label) for label, shards in named], options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ class ChosenEpoch:
         return int(self._shared[2]) - 1
 
     def _leave_parent(self) -> None:
-        """Take own memory in a process that got a copy and is no worker of the process that made it."""
+        """Take own memory in a process that got a copy and is not a worker of the process that made it."""
         if self._owner != os.getpid():
             from torch.utils.data import get_worker_info  # not at the top: planning on the command line takes no torch
 
@@ -142,7 +142,7 @@ class Progress:
                 warnings.warn(
                     f"set_epoch({epoch}) discards the loaded state of epoch {self._resumed.epoch} "
                     f"({self._resumed.consumed:,} samples consumed). Call set_epoch({self._resumed.epoch}) to finish "
-                    f"that epoch; if epochs are cut short, as by Lightning's limit_train_batches, ignore this",
+                    f"that epoch; if epochs are cut short, as with Lightning's limit_train_batches, ignore this",
                     stacklevel=4,
                 )
             self._resumed = None

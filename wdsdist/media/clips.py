@@ -92,8 +92,8 @@ class Clip:
             raised before decoding.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
-    is no video or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
-    ``media``).
+    is not a video, or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV
+    (extra ``media``).
 
     >>> Clip(16, stride=4, size=224).stride
     4
@@ -248,7 +248,7 @@ class AudioClip:
         max_samples: the most samples of a recording, over all channels.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
-    is no audio or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
+    is not audio or is damaged or cut short as far as its decoder can tell, and `ExtraMissingError` without PyAV (extra
     ``media``).
 
     >>> AudioClip(2.5, 16_000).channels

@@ -81,7 +81,7 @@ def opened(data: Any, purpose: str, *, max_pixels: int = 2**27) -> Iterator[Any]
 
 
 def first_stream(container: Any, kind: str) -> Any:
-    """Return the first stream of a ``kind``, ``"audio"`` or ``"video"``, or ``None``; a cover picture is no video."""
+    """Return the first stream of a ``kind``, ``"audio"`` or ``"video"``, or ``None``; no cover picture."""
     streams = (stream for stream in getattr(container.streams, kind) if not stream.disposition & _ATTACHED_PICTURE)
     return next(streams, None)
 

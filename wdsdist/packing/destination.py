@@ -192,7 +192,7 @@ def save_report(target: Destination, left_out: Iterable[tuple[str | None, LeftOu
     if known is not None:
         with contextlib.suppress(FileNotFoundError):
             before = target.read(REPORT).splitlines(keepends=True)
-            # Those behind are of a run that was killed. An index.json of `wdsdist index` does not know their number.
+            # The lines after these are of a run that was killed. `wdsdist index` does not note their number.
             lines[:0] = before[: known.extra.get("left_out", 0)] if "shuffle_seed" in known.extra else before
     if lines:
         with target.create(REPORT) as stream:

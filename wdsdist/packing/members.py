@@ -2,7 +2,7 @@
 
 Data is read straight to where a tar is put together. Members whose bytes are not what their extension says, such as a
 web page named .jpg, are found by their first bytes. What begins like a web page, JSON, a pointer of Git LFS, a PDF or a
-zip is no image, sound, video or array; what begins like a web page is no JSON. Whether the rest decodes,
+zip is not an image, sound, video or array; what begins like a web page is not JSON. Whether the rest decodes,
 ``check_decode=True`` finds out.
 """
 
@@ -97,7 +97,7 @@ class LeftOut(NamedTuple):
 
 def broken(key: str, error: SourceError) -> Sample:
     """Return the placeholder of a sample that cannot be made, which is an error, or is left out with this reason."""
-    return key, [("broken", error)]
+    return key, [("broken", SourceError(str(error)))]  # a new one, whose traceback holds no data
 
 
 def numbered(number: int) -> str:
@@ -107,7 +107,7 @@ def numbered(number: int) -> str:
 
 def payload_size(payload: Payload) -> int:
     """Return the bytes of a member's data."""
-    return payload.size if isinstance(payload, FilePayload) else len(payload) if isinstance(payload, bytes) else 0
+    return len(payload) if isinstance(payload, bytes) else payload.size if isinstance(payload, FilePayload) else 0
 
 
 def sample_size(sample: Sample) -> int:
@@ -240,7 +240,7 @@ def check_extensions(key: str, extensions: Sequence[Any]) -> None:
     for extension in extensions:
         is_name = isinstance(extension, str) and is_text(extension) and extension[:1] != "." and "\0" not in extension
         if not is_name or split_name(f"x.{extension}") != ("x", extension) or re.fullmatch("__.*__", extension):
-            problem = "is no extension that readers would find, such as 'jpg'"
+            problem = "is not an extension that readers would find, such as 'jpg'"
         elif extension.lower() in lower:
             problem = "is there twice, in capitals or not, which readers take for the same"
         else:
@@ -380,10 +380,16 @@ class ShardContents:
         check_key(key)
         if key in self._taken:
             raise SourceError(f"sample {_short(key)} is there twice: each needs a key of its own")
-        stored, odd, names, sizes, payloads = 0, dict[int, bytes](), list[str](), list[int](), list[Payload]()
+        stored = 0
+        odd: dict[int, bytes] = {}
+        names: list[str] = []
+        sizes: list[int] = []
+        payloads: list[Payload] = []
         for extension, payload in members:
             name = f"{key}.{extension}"
-            size = payload_size(payload)
+            size = (
+                len(payload) if isinstance(payload, bytes) else payload.size if isinstance(payload, FilePayload) else 0
+            )
             if len(name) > PLAIN_NAME or size >= SIZE_LIMIT or not name.isascii():
                 try:
                     head = odd[len(names)] = header(name, size)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wdsdist._util.extras import extra
-from wdsdist._util.validation import check_bytes, check_callable, check_flag, check_integer, check_path
+from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path
 from wdsdist.errors import ArgumentError, given
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Options:
         if self.shuffle_seed not in ("auto", None):
             checked["shuffle_seed"] = check_integer("shuffle_seed", self.shuffle_seed, 0, 2**64 - 1)
         for name in ("shard_samples", "workers"):
-            if (value := getattr(self, name)) is not None:  # kept as Python's number, for numpy's are no JSON
+            if (value := getattr(self, name)) is not None:  # kept as Python's number, for numpy's are not JSON
                 checked[name] = check_integer(name, value, 1)
         for name in ("check_decode", "overwrite", "append", "class_folders"):
             if (value := getattr(self, name)) is not None:
@@ -168,8 +168,6 @@ class Options:
         ):
             if not is_right:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}: it must be {what}", argument=name)
-        if not isinstance(self.encode, str):
-            check_callable("encode", self.encode)
         if self.key is not None:
             check_rule(self.key)
         if self.root is not None:

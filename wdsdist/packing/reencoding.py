@@ -61,7 +61,7 @@ def _prepared(samples: Iterable[Sample], images: Images, check_decode: bool) -> 
             try:
                 data: Payload = reencoded(whole(payload), images, beside_others=len(numbers) > 1)
             except SourceError as error:
-                data = error
+                data = SourceError(str(error))  # a new one, whose traceback holds no data
             except SampleError as error:
                 data = SourceError(f"{key}.{extension} cannot be encoded again ({error}): {or_skip()}replace it")
             if stored and isinstance(data, bytes) and data.startswith(magic):

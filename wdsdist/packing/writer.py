@@ -44,9 +44,6 @@ from wdsdist.shards.tar.writer import header, padding, plain_headers
 
 BUFFER = 1 << 20
 """Bytes of a buffer: measured best, for what one core has read is still in the cache for the others."""
-SPARE = 1
-"""Bytes behind them, so that a file can be asked for one byte more than it should have."""
-
 _BUFFERS = 4  # one that is filled, while others are digested and written
 _FLUSH_FRAME = 1  # zstd's own
 _SYNC = 16 << 20  # bytes after which the disk begins to write: the last fsync would have all of it to wait for
@@ -211,7 +208,8 @@ class _TarOutput:
         self._syncing = ThreadPoolExecutor(1, "wdsdist-sync")
         self._sync: Future[None] | None = None
         self._unsynced = 0
-        self._free = deque(memoryview(mmap.mmap(-1, BUFFER + SPARE)) for _ in range(_BUFFERS))
+        # One byte more, so that a file can be asked for more than it should have.
+        self._free = deque(memoryview(mmap.mmap(-1, BUFFER + 1)) for _ in range(_BUFFERS))
         self._busy: deque[tuple[memoryview, tuple[Future[None], ...]]] = deque()
         self.position = 0
 

@@ -37,7 +37,7 @@ class RawArray:
     def of(cls, extension: str, dtype: Any) -> RawArray:
         """Make a decoder of anything numpy or torch calls a dtype; a sub-array dtype is the type of a row.
 
-        Raises `ArgumentError` for an object that is no dtype, and for dtypes that are not numbers.
+        Raises `ArgumentError` for an object that is not a dtype, and for dtypes that are not numbers.
         """
         try:
             named = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)

@@ -36,10 +36,10 @@ def missing_package(error: ImportError) -> str:
 
 
 def read_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array of a ``.npy`` member without Python objects; bytes after it are ignored, as by numpy.
+    """Return the array of a ``.npy`` member without Python objects; bytes after it are ignored, as numpy ignores them.
 
     Raises `SampleError` when the header declares more than follows it or an impossible shape, and ``ValueError`` for
-    bytes that are no ``.npy`` file.
+    bytes that are not a ``.npy`` file.
     """
     length = npy_header_length(data[:NPY_PREFIX])
     layout = npy_layout(data[:length]) if length <= len(data) else None

@@ -131,7 +131,7 @@ class Members:
         """Return the batch as columns; ``None`` if its samples differ in their fields, or some are to be replaced.
 
         Args:
-            deferred: leave tensors in pieces, and byte strings where they lie.
+            deferred: leave tensors in pieces, and byte strings in place.
             copied: copy the byte strings of raw columns.
 
         Raises `SampleError` for a sample that does not decode, and for values that do not have one shape.

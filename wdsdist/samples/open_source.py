@@ -7,7 +7,7 @@ from wdsdist.shards.source import CacheOptions, LocalShards, ShardSource
 
 
 def open_source(manifest: Manifest, cache: CacheOptions | None = None) -> ShardSource:
-    """Return the source of a data set's shards: local files that are read where they lie, or copies in a cache."""
+    """Return the source of a data set's shards: local files that are read in place, or copies in a cache."""
     if not manifest.is_copied.any():
         return LocalShards(manifest)
     from wdsdist.cache.cached_shards import CachedShards

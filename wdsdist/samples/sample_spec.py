@@ -117,7 +117,7 @@ class Decoder:
 
         Args:
             known: the extensions of all samples.
-            fields: the names of fields that are no extensions.
+            fields: the names of fields that are not extensions.
         """
         plain = {*known, *(extension.removesuffix(".gz") for extension in known)}
         names = {*fields, *plain, *map(last_part, plain)}

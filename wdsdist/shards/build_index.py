@@ -149,7 +149,7 @@ def index(
     if scattered:
         _log.warning(
             f"{where}: the members of {scattered:,} samples do not follow one another in their tars: each is read "
-            f"where it lies, and other tools see partial samples; `wdsdist pack` brings them together"
+            f"in place, and other tools see partial samples; `wdsdist pack` brings them together"
         )
     return manifest
 

@@ -264,6 +264,6 @@ class _MappedShard(OpenShard):
 
 
 def picks_of(manifest: Manifest, number: int) -> npt.NDArray[np.uint32] | None:
-    """Return the samples of a shard that a view has, by their numbers there; ``None`` if it is no view."""
+    """Return the samples of a shard that a view has, by their numbers there; ``None`` if it is not a view."""
     part, position = manifest.part(number)
     return None if part.picks is None else part.picks.of_shard(position)

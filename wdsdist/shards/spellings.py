@@ -62,7 +62,7 @@ def expand(
                 if "{" in name:
                     import braceexpand
 
-                    with contextlib.suppress(ValueError):  # it is no pattern: an error will show the name
+                    with contextlib.suppress(ValueError):  # it is not a pattern: an error will show the name
                         patterns = list(braceexpand.braceexpand(name))
                 for pattern in patterns:
                     expanded += matching(pattern, storage.named(storage_options, [storage.normalise(pattern)]))

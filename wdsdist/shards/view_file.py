@@ -232,7 +232,7 @@ def load(
     raise IndexFormatError(
         f"the view {storage.shown(location)} was made of {covered:,} shards with "
         f"{int(picks.stored_counts.sum()):,} samples, which {storage.shown(whole.base)} does not have now: make it "
-        f"again, as by `wdsdist select --refresh`"
+        f"again with `wdsdist select --refresh`"
     )
 
 

@@ -87,7 +87,7 @@ def test_pairs_without_a_caption_or_that_do_not_decode_are_replaced(adapter: Ada
     data = make(adapter, arguments(tmp_path, "pool", batch_size=10))
     texts = [text for batch in data.dataloader for text in batch["text"]]
     assert texts == ["good"] * 40
-    assert data.dataloader.stats().bad_samples == 3  # an image of another type is no bad one
+    assert data.dataloader.stats().bad_samples == 3  # an image of another type is not a bad one
 
 
 class Tokenizer:

@@ -55,7 +55,7 @@ FILES: list[Case] = [
     # Folders
     case({"a/1.jpg": "", "a/1.JPG": ""}, r"sample 'a/1' has a member 'jpg', which is there twice, in capitals or not"),
     case({"1.txt": "", "caf\udce9.txt": ""}, r"caf\\xe9\.txt has a name that is not UTF-8"),
-    case({"1.txt": "", "1.__key__": ""}, r"sample '1' has a member '__key__', which is no extension"),
+    case({"1.txt": "", "1.__key__": ""}, r"sample '1' has a member '__key__', which is not an extension"),
     case({".hidden": "", "README": ""}, r"holds no file that can be a sample \(skipped: 1 hidden file or folder, "),
     case({"v1.5_1.jpg": "", "v1.5_2.jpg": ""}, r"key is 'w\\\\\.', which finds no key in v1\.5_1\.jpg", key=r"w\."),
     case({"data/0.parquet": "", "README.md": ""}, r"holds 1 files of many .* as data/0\.parquet: .* kind='folder'"),
@@ -65,7 +65,7 @@ FILES: list[Case] = [
     # Class folders
     case({"train/1.jpg": "", "val/1.jpg": ""}, "holds the splits train, val: pack each into a", class_folders=True),
     case({"a/1.jpg": "", "top.jpg": ""}, r"holds top\.jpg beside the class folders", class_folders=True),
-    case({"1.jpg": "", "2.jpg": ""}, "holds no sample .*, for no file lies in a class folder", class_folders=True),
+    case({"1.jpg": "", "2.jpg": ""}, "holds no sample .*, because no file lies in a class folder", class_folders=True),
     case({"a/1.jpg": "", "a/1.cls": ""}, r"a/1\.cls gives a class already", class_folders=True),
     case({"a/1.jpg": "", "b/.1.jpg": ""}, r"class folder .*/b holds no sample", class_folders=True),
     # WebDataset shards
@@ -79,7 +79,7 @@ FILES: list[Case] = [
     case(images(b"\0\0\x08\3\0\0\0\1"), "or ends within its header"),
     case(images(ZIPPED[: len(ZIPPED) // 2], ".gz"), r"\.gz cannot be read \("),
     case(images(WHOLE, ".gz"), r"\.gz cannot be read \("),
-    *(case(images(magic), "is no IDX file")
+    *(case(images(magic), "is not an IDX file")
       for magic in (b"", b"\0\0", b"\1\0\x08\3", b"\0\0\7\3", b"\0\0\x08\0", b"\0\0\x08F")),
     *(case(labelled(labels), "does not hold one whole number for each of the 5 images")
       for labels in (LABELS[:4], np.zeros(5, np.float32), np.zeros((5, 1), np.uint8))),
@@ -94,7 +94,7 @@ FILES: list[Case] = [
     table("label,text\n1,a\n,\n", r"t\.csv, row 3: all values that could be a member are missing"),
     table("x,label\n" + "".join(f"x,name {n}\n" for n in range(65_537)),
           r"'label' of .* more than 65,536 different strings.*columns={'label': 'txt'}"),
-    *(table("image\n1.jpg\n", "which is no local folder: name the folder that paths in the table", root=root)
+    *(table("image\n1.jpg\n", "which is not a local folder: name the folder that paths in the table", root=root)
       for root in ("/none", __file__, "s3://bucket/images")),
     *(table("image,label,caption,width,source\n1.jpg,1,a,0.5,web\n", message, columns=columns)
       for columns, message in (

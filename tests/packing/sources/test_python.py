@@ -112,7 +112,7 @@ def test_what_is_packed_is_read_as_it_was_given(key: str, field: str) -> None:
     [
         ({}, "sample 'a' has no member"),
         ({"__url__": "x"}, "sample 'a' has no member"),
-        *(({name: b""}, "is no extension that readers would find") for name in ("", "a\nb", "a\ud800", ".jpg", 3)),
+        *(({name: b""}, "is not an extension that readers would find") for name in ("", "a\nb", "a\ud800", ".jpg", 3)),
         ({"bin": object()}, "object"),
         ({"cls": None}, "field 'cls' is None: leave the field out if there is no value"),
         ({"label": 3}, "or an extension such as txt, cls, json, npy or png"),

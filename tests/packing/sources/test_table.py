@@ -115,7 +115,7 @@ def test_a_value_that_can_be_no_key_is_refused(written: Any, key: str | None) ->
 
 def test_paths_of_files_that_lie_elsewhere_are_not_packed_as_texts(written: Any) -> None:
     rows = [{"image": f"else where/{number}.jpg", "label": 1} for number in range(3)]
-    with pytest.raises(SourceError, match=r"looks like paths, but 'else where/0\.jpg' is no file beside it"):
+    with pytest.raises(SourceError, match=r"looks like paths, but 'else where/0\.jpg' is not a file beside it"):
         find(written(rows))
     assert members(find(written(rows), columns={"image": "txt"}))["000000000"]["txt"] == b"else where/0.jpg"
     with pytest.raises(SourceError, match=r"else where/0\.jpg does not exist"):

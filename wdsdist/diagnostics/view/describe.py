@@ -182,7 +182,7 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     if dtype is None:
         return read_npy(data)
     if len(data) % dtype.itemsize:
-        raise SampleError(f"{len(data):,} bytes are no whole number of {dtype} items of {dtype.itemsize} bytes")
+        raise SampleError(f"{len(data):,} bytes are not a whole number of {dtype} items of {dtype.itemsize} bytes")
     return np.frombuffer(data, dtype)
 
 

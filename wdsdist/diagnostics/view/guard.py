@@ -73,7 +73,7 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._hosts and _name_of(host) not in self._hosts:
-            return f"{host!r} is no name of this server: open the URL that `wdsdist view` printed"
+            return f"{host!r} is not a name of this server: open the URL that `wdsdist view` printed"
         if self._token:
             first = scope["path"].split("/")[1]
             if not hmac.compare_digest(first.encode(), self._token.encode()):

@@ -26,7 +26,7 @@ _LOSSY = (b"\xff\xd8\xff", b"RIFF")
 def of_image(data: bytes, side: int) -> tuple[bytes, str]:
     """Return an encoded image at most ``side`` pixels long and wide, upright, as bytes and media type.
 
-    Raises `SampleError` for what is no image, is damaged, or has more than 89,478,485 pixels.
+    Raises `SampleError` for what is not an image, is damaged, or has more than 89,478,485 pixels.
     """
     size = _fitted(size_of(data), side)
     pixels, _ = EncodedImage(data).decode(*size)

@@ -15,8 +15,6 @@ from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import Candidate, Source
 from wdsdist.shards.spellings import refuse_command
 
-__all__ = ["find"]
-
 _AS_IT_LOOKS = Options()
 
 

@@ -38,7 +38,7 @@ _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSEr
 
 
 def find_tar(candidate: Candidate, options: Options) -> Source | None:
-    """Return the source of a tar archive, plain or compressed; ``None`` if the candidate is no tar.
+    """Return the source of a tar archive, plain or compressed; ``None`` if the candidate is not a tar.
 
     Raises `SourceError` for an archive that is damaged or cut.
     """
@@ -115,7 +115,7 @@ def _archive(file: FileStamp, process: int) -> zipfile.ZipFile:
 
 
 def find_zip(candidate: Candidate, options: Options) -> Source | None:
-    """List the samples of a zip archive; return ``None`` if the candidate is no zip."""
+    """List the samples of a zip archive; return ``None`` if the candidate is not a zip."""
     path = candidate.path
     if not path.is_file() or (path.suffix.lower() != ".zip" and options.kind != "zip"):
         return None

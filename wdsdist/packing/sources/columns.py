@@ -194,7 +194,7 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
             is_used = member == KEY or column.name in mapped or is_label(column)
             if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
                 raise SourceError(
-                    f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is no file "
+                    f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is not a file "
                     f"beside it: name the folder that its paths start from by {given('root')}, or map the column, as "
                     f"in {given('columns', {column.name: 'txt'})}, if it is to be a string"
                 )

@@ -196,7 +196,7 @@ class Files:
         listing = replace(listing, classes=classes)
         numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
         if not len(numbers):
-            why = f"for instance: {wrong[min(wrong)]}" if wrong else "for no file lies in a class folder"
+            why = f"for instance: {wrong[min(wrong)]}" if wrong else "because no file lies in a class folder"
             raise SourceError(f"{label} holds no sample that can be packed, {why}")
         if len(stray):
             first = shown(listing.path(int(listing.sample_files[stray[0]])))
@@ -237,7 +237,7 @@ def _find_classes(
 ) -> tuple[tuple[str, ...] | None, Int64s]:
     """Return the classes, and int64: the samples beside the class folders, which are not packed.
 
-    If the options say so, the ``folders`` directly under the root are the classes, sorted as by torchvision's
+    If the options say so, the ``folders`` directly under the root are the classes, sorted as in torchvision's
     ``ImageFolder``; else there are no classes (``None``).
 
     Raises `SourceError` for folders that cannot be classes, and for data beside them.
@@ -282,7 +282,7 @@ def _refuse_containers(label: str, listing: Listing) -> None:
 
 
 def find_folder(candidate: Candidate, options: Options) -> Source | None:
-    """List the samples of a folder; return ``None`` if the candidate is no folder."""
+    """List the samples of a folder; return ``None`` if the candidate is not a folder."""
     root = candidate.path
     if candidate.names is None:
         return None

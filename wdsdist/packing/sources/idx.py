@@ -76,7 +76,7 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     start = 4 + 4 * magic[3] if len(magic) == 4 else 4
     is_idx = magic[:2] == b"\0\0" and len(magic) == 4 and magic[2] in _TYPES and 0 < magic[3] <= _MOST_DIMENSIONS
     if not is_idx or len(content) < start:
-        raise SourceError(f"{label} is no IDX file, or ends within its header, which starts with {magic!r}")
+        raise SourceError(f"{label} is not an IDX file, or ends within its header, which starts with {magic!r}")
     dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
     size, expected = len(content) - start, math.prod(shape) * dtype.itemsize
     if 0 in shape or size != expected:

@@ -32,12 +32,12 @@ ListedSample = tuple[str, list[tuple[str, bytes | tuple[str, int, int]]]]
 
 
 def shown(path: str | bytes | os.PathLike[str]) -> str:
-    """Return a path fit for a message: bytes that are no UTF-8, and control characters, are written as escapes."""
+    """Return a path fit for a message: bytes that are not UTF-8, and control characters, are written as escapes."""
     return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 def decoded(path: bytes | bytearray) -> str:
-    """Return a path as a string; bytes that are no UTF-8 are surrogates in it."""
+    """Return a path as a string; bytes that are not UTF-8 are surrogates in it."""
     return path.decode("utf-8", "surrogateescape")
 
 
@@ -106,7 +106,7 @@ class Listing:
         return np.searchsorted(self.sample_files, files, side="right") - 1
 
     def path(self, file: int) -> str:
-        """Return a file's path from the outermost folder; bytes that are no UTF-8 are surrogates in it."""
+        """Return a file's path from the outermost folder; bytes that are not UTF-8 are surrogates in it."""
         name = self.name_bytes[self.name_ends[file] : self.name_ends[file + 1]]
         return self.folders[int(self.folders_of(np.array([file]))[0])] + decoded(name)
 
@@ -146,7 +146,8 @@ class Listing:
         labels = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
         samples: list[ListedSample] = []
         for number, count in zip(folders, counts.tolist(), strict=True):
-            folder, members = self.folders[number], list[tuple[str, bytes | tuple[str, int, int]]]()
+            folder = self.folders[number]
+            members: list[tuple[str, bytes | tuple[str, int, int]]] = []
             for start, stop, extension_id, (size, position) in itertools.islice(rows, count):
                 path, extension = folder + self.name_bytes[start:stop].decode(), self.extensions[extension_id]
                 members.append((extension, (path, size, position)))

@@ -52,7 +52,7 @@ class Items(Protocol):
 
 
 Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
-"""What `find` takes for a source, but for its name in a module."""
+"""What `find` takes for a source, apart from its name in a module."""
 
 
 def find(made: Any, options: Options) -> Source | None:

@@ -232,11 +232,11 @@ class Candidate(NamedTuple):
 
     path: Path
     names: tuple[str, ...] | None
-    """The names of what lies directly in the folder; ``None`` if the path is no folder."""
+    """The names of what lies directly in the folder; ``None`` if the path is not a folder."""
 
     @classmethod
     def of(cls, given: object) -> Candidate | None:
-        """Return the absolute path that a caller names; ``None`` for a URL, and for an object that is no path.
+        """Return the absolute path that a caller names; ``None`` for a URL, and for an object that is not a path.
 
         >>> Candidate.of("/data/train/"), Candidate.of("s3://bucket/train"), Candidate.of([1, 2])
         (Candidate(path=PosixPath('/data/train'), names=None), None, None)

@@ -7,6 +7,7 @@ that they name; the rows of a shard are read again where they are written.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
 from wdsdist.packing.tables.open import SUFFIXES, Kind, kind_of, open_table
 from wdsdist.packing.tables.table import Table, reading
 
-_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are no samples
+_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are not samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 _MOST_CLASSES = 65_536
 """Different strings that are numbered as classes."""
@@ -86,7 +87,7 @@ def find_saved(candidate: Candidate, options: Options) -> Source | None:
 def of_dataset(dataset: Any, label: str, options: Options) -> Source:
     """List the rows of a ``Dataset`` object of ``datasets``, as of a folder that its ``save_to_disk`` wrote.
 
-    Paths in it start from the current folder, if ``root=`` names it; else strings are no paths.
+    Paths in it start from the current folder, if ``root=`` names it; else strings are not paths.
     """
     return _listed("hf", label, Path.cwd(), Carried(open_table(dataset, label=label)), options)
 
@@ -127,11 +128,11 @@ def _listed(
 ) -> Source:
     """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default.
 
-    Raises `ArgumentError` for a ``root=`` that is no local folder.
+    Raises `ArgumentError` for a ``root=`` that is not a local folder.
     """
     mapped, label, root = check_columns(options.columns), str(location), storage.normalise(options.root or home)
     if storage.is_remote(root) or not Path(root).is_dir():
-        problem = f"root is {storage.shown(root)}, which is no local folder"
+        problem = f"root is {storage.shown(root)}, which is not a local folder"
         raise ArgumentError(f"{problem}: name the folder that paths in the table start from", argument="root")
     finder = Finder(root)
     source: TableFiles | Carried[Table]
@@ -184,7 +185,7 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         content: Content = "other"
         extension, strings = "", tuple[str, ...]()
-        if not field.name or types.is_null(kind):  # such as the index of pandas, which is no data
+        if not field.name or types.is_null(kind):  # such as the index of pandas, which is not data
             content = "empty"
         elif field.metadata == JSON_TEXT:
             pass
@@ -212,13 +213,10 @@ def _columns(table: Table, mapped: Mapping[str, str], root: str, *, is_text: boo
 
 def _first(table: Table, name: str, most: int) -> list[Any]:
     """Return the first values of a column that are not missing."""
-    values: list[Any] = []
-    for batch in table.batches([name], rows=max(most, 16)):
-        part = batch.column(0)[: max(most, 16)].to_pylist()
-        values += [value for value in part if value is not None][: most - len(values)]
-        if len(values) >= most:
-            break
-    return values
+    batches = table.batches([name], rows=max(most, 16))
+    return list(
+        itertools.islice((value.as_py() for each in batches for value in each.column(0) if value.is_valid), most)
+    )
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:

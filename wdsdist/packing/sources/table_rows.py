@@ -74,10 +74,10 @@ class Finder:
         """Return the path of the file that a value of a column names.
 
         Links are followed, in folders and files alike. A file that does not exist is inside the root if its path is.
-        Raises `SourceError` for a file outside, and for what is no path.
+        Raises `SourceError` for a file outside, and for what is not a path.
         """
         if not isinstance(value, str) or "\0" in value:
-            raise SourceError(f"column {column!r} holds {value!r:.100}, which is no path: {_skip_or_map()}")
+            raise SourceError(f"column {column!r} holds {value!r:.100}, which is not a path: {_skip_or_map()}")
         if storage.is_remote(value):
             raise SourceError(
                 f"column {column!r} names {storage.shown(value)!r:.300}, and nothing is downloaded: download the "
@@ -131,7 +131,7 @@ def row_samples(
         for row, number in zip(zip(*values, strict=False), numbers, strict=False):
             key = "" if key_position is None or row[key_position] is None else str(row[key_position])
             try:
-                members = list[tuple[str, Payload]]()
+                members: list[tuple[str, Payload]] = []
                 for position, column, extension, is_file in own:
                     value = row[position]
                     if isinstance(value, dict) and column.content == "bytes":  # as `datasets` has them
@@ -319,7 +319,7 @@ def list_rows(
         except (OSError, ValueError) as error:
             raise SourceError(f"{path!r:.200} cannot be looked up: {error}") from error
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError(f"{path} is no file")
+            raise SourceError(f"{path} is not a file")
         relative = os.path.relpath(path, above) if path.startswith(above) else path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
         files.append(status.st_size)

@@ -22,7 +22,7 @@ _log = logging.getLogger("wdsdist")
 
 
 def read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:
-    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is no list.
+    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is not a list.
 
     A line of a quarantine file that is cut off, as a killed process leaves it, is left out with a warning.
     """

@@ -88,7 +88,8 @@ def open_table(
                 table = json_lines_table(paths[0], label, on_error == "skip", scratch)
             else:
                 table = csv_table(paths[0], label, "," if kind == "csv" else "\t", on_error == "skip", scratch)
-    check_names(table.schema.names, table.label)
+    with reading(table.label):  # a name of a column may be no text
+        check_names(table.schema.names, table.label)
     return table
 
 

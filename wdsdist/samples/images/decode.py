@@ -64,8 +64,8 @@ class EncodedImage:
     simplejpeg reads the JPEGs that it can read, Pillow all other images. Grey, palette, CMYK and images with
     transparency become RGB.
 
-    All methods raise `SampleError` for bytes that are no image, for an image that is cut short or damaged as far as the
-    decoder can tell, and for one of more than ``max_pixels``.
+    All methods raise `SampleError` for bytes that are not an image, for an image that is cut short or damaged as far as
+    the decoder can tell, and for one of more than ``max_pixels``.
 
     >>> image = EncodedImage(b"P5 3 2 255 " + bytes(6))
     >>> image.size, image.decode()[0].shape
@@ -123,7 +123,7 @@ class EncodedImage:
             turn = image_orientation(image)
             scale = _scale(*image.size, turn, min_width, min_height)
             if scale > 1 and image.draft("RGB", (image.width // scale, image.height // scale)) is None:
-                scale = 1  # it is no JPEG
+                scale = 1  # it is not a JPEG
             # A copy: Pillow's own array cannot be written to, and torch warns of that.
             return upright(np.array(converted(image)), turn), scale
 
@@ -174,8 +174,8 @@ class DecodeImage:
         max_pixels: the most pixels of an image, by default 89,478,485; a larger image is an error, raised before memory
             is allocated.
 
-    Raises `ArgumentError` for a form that does not exist; when called, `SampleError` for bytes that are no image, and
-    for an image that is damaged, truncated or too large.
+    Raises `ArgumentError` for a form that does not exist; when called, `SampleError` for bytes that are not an image,
+    and for an image that is damaged, truncated or too large.
 
     >>> DecodeImage("rgb8")(b"P6 2 1 255 " + bytes([1, 2, 3, 4, 5, 6])).tolist()
     [[[1, 2, 3], [4, 5, 6]]]

@@ -77,7 +77,7 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
         raise
     except UnidentifiedImageError as error:
         kinds = "of a format that Pillow reads" if formats is None else f"in {', '.join(formats)}"
-        raise SampleError(f"{len(data):,} bytes are no image {kinds}") from error
+        raise SampleError(f"{len(data):,} bytes are not an image {kinds}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise SampleError(
             f"an image has more pixels than max_pixels, {max_pixels:,} ({error}): raise max_pixels if you trust the "

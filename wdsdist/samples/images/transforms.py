@@ -63,7 +63,7 @@ class RandomResizedCrop:
     Pillow's except for rounding, and is slower.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
-    are no image, or a damaged one.
+    are not an image, or a damaged one.
 
     >>> import numpy as np
     >>> crop = RandomResizedCrop(224, scale=(0.25, 1.0))
@@ -112,11 +112,10 @@ class RandomResizedCrop:
 
     def __call__(self, data: Any, seed: int) -> torch.Tensor:
         seed = check_integer("seed", seed, 0, 2**63 - 1)  # None would be a different part each time
-        source = Source(data, self._max_pixels)
-        crop = self.choose(source.width, source.height, seed)
-        pixels, scale = source.decode(
-            -(-source.width * self._width // crop.width), -(-source.height * self._height // crop.height)
-        )
+        image = image_of(data, self._max_pixels)
+        width, height = image.size
+        crop = self.choose(width, height, seed)
+        pixels, scale = image.decode(-(-width * self._width // crop.width), -(-height * self._height // crop.height))
         left, right = scaled(crop.left, crop.width, scale, pixels.shape[1])
         top, bottom = scaled(crop.top, crop.height, scale, pixels.shape[0])
         part = pixels[top:bottom, left:right]
@@ -137,7 +136,7 @@ class ResizeCenterCrop:
     published accuracy; but a JPEG is decoded at the smallest sufficient scale.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for bytes that
-    are no image, or a damaged one.
+    are not an image, or a damaged one.
 
     >>> import numpy as np
     >>> ResizeCenterCrop((64, 96), resize=100)(np.zeros((375, 500, 3), np.uint8)).shape
@@ -162,16 +161,17 @@ class ResizeCenterCrop:
             )
 
     def __call__(self, data: Any) -> torch.Tensor:
-        source = Source(data, self._max_pixels)
-        short, long = sorted((source.width, source.height))
+        image = image_of(data, self._max_pixels)
+        size = image.size
+        short, long = sorted(size)
         longer = int(self._resize * long / short)
-        width, height = (self._resize, longer) if source.width == short else (longer, self._resize)
+        width, height = (self._resize, longer) if size[0] == short else (longer, self._resize)
         check_size(width, height, self._max_pixels)  # which a very elongated image exceeds
-        pixels, scale = source.decode(width, height)
+        pixels, scale = image.decode(width, height)
         # The factor is the full image's, for the last pixel of a scaled one may be incomplete; slightly more, so that
         # a product such as 500 * (341 / 500) does not round down.
         factor = (1 + 1e-9) * scale
-        resized = antialiased(pixels, scale_factor=(factor * height / source.height, factor * width / source.width))
+        resized = antialiased(pixels, scale_factor=(factor * height / size[1], factor * width / size[0]))
         left, top = round((width - self._width) / 2), round((height - self._height) / 2)
         return resized[top : top + self._height, left : left + self._width].contiguous().permute(2, 0, 1)
 
@@ -195,33 +195,29 @@ def _check_range(name: str, limits: object, most: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-class Source:
-    """An image, encoded or not: its size at once, its pixels once the needed size is known.
+class Stored(NamedTuple):
+    """An image that needs no decoding, as an `EncodedImage` is asked: for its size and its pixels."""
 
-    Pixels in a ``.npy`` file are not copied.
+    pixels: Pixels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.pixels.shape[1], self.pixels.shape[0]
+
+    def decode(self, min_width: int = 0, min_height: int = 0) -> tuple[Pixels, int]:
+        """Return the pixels, at full size."""
+        return self.pixels, 1
+
+
+def image_of(data: Any, max_pixels: int = MAX_PIXELS) -> EncodedImage | Stored:
+    """Return the image in bytes, an array or a tensor. Pixels in a ``.npy`` file are not copied.
 
     Raises `ArgumentError` for data that holds no image, and `SampleError` for encoded data that cannot be read.
-
-    >>> source = Source(b"P5 3 2 255 " + bytes(6))
-    >>> source.width, source.height, source.decode(1, 1)[0].shape
-    (3, 2, (2, 3, 3))
     """
-
-    __slots__ = ("_image", "height", "width")
-
-    def __init__(self, data: Any, max_pixels: int = MAX_PIXELS) -> None:
-        self._image: EncodedImage | Pixels
-        if isinstance(data, (bytes, memoryview)) and data[:6] != NPY_MAGIC:
-            self._image = EncodedImage(data, max_pixels)
-            self.width, self.height = self._image.size
-            return
-        is_file = isinstance(data, (bytes, memoryview))
-        self._image = _within_npy(data, max_pixels) if is_file else _pixels_of(data)
-        self.height, self.width = self._image.shape[:2]
-
-    def decode(self, min_width: int, min_height: int) -> tuple[Pixels, int]:
-        """Return pixels, and the factor by which width and height were divided."""
-        return (self._image, 1) if isinstance(self._image, np.ndarray) else self._image.decode(min_width, min_height)
+    if not isinstance(data, (bytes, memoryview)):
+        return Stored(_pixels_of(data))
+    return Stored(_within_npy(data, max_pixels)) if data[:6] == NPY_MAGIC else EncodedImage(data, max_pixels)
 
 
 def _within_npy(data: Encoded, max_pixels: int) -> Pixels:

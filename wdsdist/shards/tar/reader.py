@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 _PRIME = 65521  # of Adler-32, whose lower half is a sum of bytes
 
 Entry = tuple[str, str, int, int]
-"""One entry of a tar: its kind if it is no regular file, else an empty string; name; offset and bytes of its data."""
+"""One entry of a tar: its kind, an empty string for a regular file; name; offset and bytes of its data."""
 
 
 class Readable(Protocol):
