@@ -238,10 +238,12 @@ def test_no_command_imports_torch_or_webdataset(photos: Path, tmp_path: Path) ->
         ["verify", dest],
         ["--help"],
     ]
-    run = subprocess.run(
-        command("commands_without_torch", json.dumps(commands)), capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    program = [sys.executable, "-X", "importtime", *command("several_commands", json.dumps(commands))[1:]]
+    run = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert re.findall(r"<(\d+)>$", run.stdout, re.MULTILINE) == ["0"] * len(commands)
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", run.stderr, re.MULTILINE))
+    assert "wdsdist.packing" in imported
+    assert not imported & {"torch", "webdataset"}
 
 
 def test_starting_does_not_even_import_numpy() -> None:

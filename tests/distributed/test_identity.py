@@ -50,7 +50,9 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
     return launch
 
 
-LAUNCHED: list[tuple[dict[str, str], Identity]] = [
+Group = tuple[int, int] | None
+KNOWN: list[tuple[dict[str, str], Group, dict[str, int], Identity]] = [
+    *((environment, None, {}, expected) for environment, expected in [
     ({}, LONE),
     (TORCHRUN, Identity(5, 8, 4, 1, "torchrun")),
     (SLURM, Identity(9, 11, 3, 2, "slurm")),
@@ -65,37 +67,31 @@ LAUNCHED: list[tuple[dict[str, str], Identity]] = [
     ({"RANK": "2", "WORLD_SIZE": "3"}, Identity(2, 3, 3, 0, "torchrun")),
     # the largest world
     ({"RANK": "1048575", "WORLD_SIZE": " 1048576\n"}, Identity(1048575, 1 << 20, 1 << 20, 0, "torchrun")),
+    ]),
+    # spawned by hand inside one launched task, whose variables say nothing about these four
+    ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, (2, 4), {},
+     Identity(2, 4, 4, 0, "torch.distributed")),
+    (TORCHRUN, (5, 8), {}, Identity(5, 8, 4, 1, "torch.distributed")),
+    ({"RANK": "none", "WORLD_SIZE": "8"}, (1, 2), {}, Identity(1, 2, 2, 0, "torch.distributed")),
+    # the environment completes the arguments
+    (TORCHRUN, None, {"rank": 1, "num_replicas": 2}, Identity(1, 2, 4, 1, "arguments")),
+    (TORCHRUN, None, {"rank": 7}, Identity(7, 8, 4, 1, "arguments")),
+    (TORCHRUN, None, {"num_replicas": 6}, Identity(5, 6, 4, 1, "arguments")),
+    ({"WORLD_SIZE": "eight"}, None, {"rank": 1, "num_replicas": 2}, Identity(1, 2, 1, 0, "arguments")),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("environment", "expected"), LAUNCHED)
-def test_a_launcher_is_detected(launch: Launch, environment: dict[str, str], expected: Identity) -> None:
-    launch(environment)
-    assert identity() == expected
-    with pytest.raises(FrozenInstanceError):
-        identity().rank = 1  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("environment", "group", "expected"),
-    [
-        # spawned by hand inside one launched task, whose variables say nothing about these four
-        (
-            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            (2, 4),
-            Identity(2, 4, 4, 0, "torch.distributed"),
-        ),
-        (TORCHRUN, (5, 8), Identity(5, 8, 4, 1, "torch.distributed")),
-        ({"RANK": "none", "WORLD_SIZE": "8"}, (1, 2), Identity(1, 2, 2, 0, "torch.distributed")),
-    ],
-)
-def test_a_process_group_comes_before_the_environment(
-    launch: Launch, process_group: Callable[..., None], environment: dict[str, str], group: tuple[int, int],
-    expected: Identity,
+@pytest.mark.parametrize(("environment", "group", "arguments", "expected"), KNOWN)
+def test_arguments_come_first_then_a_process_group_then_a_launcher(
+    launch: Launch, process_group: Callable[..., None], environment: dict[str, str], group: Group,
+    arguments: dict[str, int], expected: Identity,
 ) -> None:  # fmt: skip
     launch(environment)
-    process_group(*group)
-    assert identity() == expected
+    if group is not None:
+        process_group(*group)
+    assert identity(**arguments) == expected
+    with pytest.raises(FrozenInstanceError):
+        identity(**arguments).rank = 1  # type: ignore[misc]
 
 
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=12))
@@ -121,21 +117,6 @@ def test_slurm_counts_are_read_as_slurm_writes_them(counts: list[int]) -> None:
 
 
 class TestArguments:
-    @pytest.mark.parametrize(
-        ("environment", "arguments", "expected"),
-        [
-            (TORCHRUN, {"rank": 1, "num_replicas": 2}, Identity(1, 2, 4, 1, "arguments")),
-            (TORCHRUN, {"rank": 7}, Identity(7, 8, 4, 1, "arguments")),
-            (TORCHRUN, {"num_replicas": 6}, Identity(5, 6, 4, 1, "arguments")),
-            ({"WORLD_SIZE": "eight"}, {"rank": 1, "num_replicas": 2}, Identity(1, 2, 1, 0, "arguments")),
-        ],
-    )
-    def test_they_come_first_and_the_environment_completes_them(
-        self, launch: Launch, environment: dict[str, str], arguments: dict[str, int], expected: Identity
-    ) -> None:
-        launch(environment)
-        assert identity(**arguments) == expected
-
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

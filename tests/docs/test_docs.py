@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import re
+import runpy
 from pathlib import Path
 
 import click
@@ -152,7 +153,16 @@ def test_docs_and_readme_are_short() -> None:
     assert sum(len(text.split()) for text in [*PAGES.values(), readme]) <= 40_000
 
 
-def test_every_test_that_is_named_exists() -> None:
-    for page in PAGES.values():
-        for name in re.findall(r"`((?:tests|tools|examples)/[\w./-]*)`", page):
+def test_every_file_that_is_named_exists() -> None:
+    for page in [*PAGES.values(), (ROOT / "README.md").read_text()]:
+        for name in re.findall(r"`((?:tests|tools|docs|examples)/[\w./-]*)`", page):
             assert (ROOT / name).exists(), name
+
+
+def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "docs" / "command_line.py"))
+    page = tool["page"](_wdsdist)
+    names = dict(tool["commands"](_wdsdist, "wdsdist"))
+    assert all(f"## {name}\n" in page for name in names)
+    options = [one for command in names.values() for one in command.params if isinstance(one, click.Option)]
+    assert all(option.opts[-1] in page for option in options if not option.hidden)

@@ -39,8 +39,3 @@ def test_the_commands_on_shards_run(checkout: Path) -> None:
     commands = ["pack examples/data/t10k shards", *(line.replace("bench ", "bench --seconds 0.05 ") for line in shown)]
     calls = [f"assert not _wdsdist({shlex.split(command)!r}, standalone_mode=False)" for command in commands]
     run("\n".join(["from wdsdist.cli import _wdsdist", *calls]), checkout)
-
-
-def test_every_file_that_it_names_exists() -> None:
-    for name in re.findall(r"`((?:tests|docs|examples)/[\w./-]*)`|\]\(((?!http)[^)#]+)\)", README):
-        assert (ROOT / (name[0] or name[1])).exists(), name

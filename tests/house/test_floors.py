@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import runpy
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -249,6 +250,11 @@ def test_no_file_is_long() -> None:
 
 def test_no_function_is_long() -> None:
     assert not found(v for path, tree in sources().items() for v in long_functions(path, tree))
+
+
+def test_the_picture_of_the_documentation_shows_the_packages_as_they_are() -> None:
+    tool = runpy.run_path(str(ROOT.parent / "tools" / "docs" / "house.py"))
+    assert tool["drawing"](FLOORS) == (ROOT.parent / "docs" / "house.svg").read_text(encoding="utf-8"), "make house"
 
 
 # The rules can be broken

@@ -29,7 +29,7 @@ def lines_of_an_error(shards: Path, workers: int = 1, **options: Any) -> tuple[B
 
 def test_a_damaged_shard_is_one_line_that_names_the_worker(shards: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shards, tmp_path / "shards")
-    shard = folder / "003.tar"
+    shard = folder / "3.tar"
     shard.write_bytes(shard.read_bytes()[:-2048])
     error, lines = lines_of_an_error(folder)
     assert isinstance(error, ShardDamagedError)
@@ -46,7 +46,7 @@ def add_nothing(sample: dict[str, Any]) -> dict[str, Any]:
 def test_an_error_in_a_transform_shows_the_lines_of_the_transform_and_names_the_sample(shards: Path) -> None:
     error, lines = lines_of_an_error(shards, transform=add_nothing)
     assert type(error) is KeyError
-    assert lines[-2:] == ["KeyError: 'nothing'", "raised by transform= for sample 'k0' of 000.tar"]
+    assert lines[-2:] == ["KeyError: 'nothing'", "raised by transform= for sample 'k0' of 0.tar"]
     assert [line for line in lines if "in data loading worker 0, pid " in line]
     assert f'  File "{__file__}", line' in "".join(lines[-5:-3])
     assert "in add_nothing" in "".join(lines[-5:-3])
@@ -86,7 +86,7 @@ def refuse(content: bytes) -> int:
 def test_an_error_in_a_decoder_ends_in_the_member_that_did_not_decode(shards: Path) -> None:
     error, lines = lines_of_an_error(shards, decode={"cls": refuse})
     assert isinstance(error, SampleError)
-    assert lines[-1].startswith("wdsdist.errors.SampleError: 000.tar: member k0.cls: 1 bytes do not decode")
+    assert lines[-1].startswith("wdsdist.errors.SampleError: 0.tar: member k0.cls: 1 bytes do not decode")
     assert "in refuse" in "".join(lines)
 
 

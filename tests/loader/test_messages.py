@@ -31,7 +31,7 @@ def first(batch_size: Any = 8, **options: Any) -> Call:
 
 
 def without_index(shards: Path, folder: Path) -> Any:
-    shutil.copy(shards / "000.tar", folder)
+    shutil.copy(shards / "0.tar", folder)
     return StreamingDataset(folder)
 
 

@@ -22,7 +22,7 @@ from wdsdist.sampling.plan import Position
 
 TOTAL = 103
 NOT_EMPTY = 5  # of six shards
-EMPTY = "001.tar"
+EMPTY = "1.tar"
 
 
 @pytest.fixture

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import functools
+from unittest import mock
 
 from wdsdist.storage.waiting import policy
 
-
-@contextlib.contextmanager
-def use_policy(**values: float) -> Iterator[None]:
-    """Change the policy of the requests of this process, and of its children, until the block ends."""
-    before = {name: getattr(policy, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(policy, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(policy, name, value)
+use_policy = functools.partial(mock.patch.multiple, policy)
+"""Changes the policy of the requests of this process, and of its children, until the block ends."""

@@ -6,7 +6,7 @@ import io
 import itertools
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -70,11 +70,18 @@ def write_shards(folder: Path, shards: int, samples: int) -> Path:
     return folder
 
 
-def write_numbered(folder: Path, counts: Iterable[int], *, extension: str = "cls") -> Path:
-    """Write shards `0.tar`, `1.tar`, ... of so many samples each: sample ``n`` of all is ``k<n>`` and holds ``n``."""
+def write_numbered(
+    folder: Path, counts: Iterable[int], *, extension: str = "cls", texts: Callable[[int], int] | None = None
+) -> Path:
+    """Write shards `0.tar`, `1.tar`, ... of so many samples each: sample ``n`` of all is ``k<n>`` and holds ``n``.
+
+    Each may have a text as well, whose length is made of ``n``.
+    """
     numbers = itertools.count()
     for shard, count in enumerate(counts):
-        members = [(f"k{n}.{extension}", b"%d" % n) for n in itertools.islice(numbers, count)]
+        members = []
+        for n in itertools.islice(numbers, count):
+            members += [(f"k{n}.{extension}", b"%d" % n)] + ([(f"k{n}.txt", b"x" * texts(n))] if texts else [])
         (folder / f"{shard}.tar").write_bytes(plain_tar(members))
     return folder
 

@@ -10,6 +10,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from wdsdist._util.files import writing
 from wdsdist.errors import ArgumentError, DestinationError
 
 
@@ -93,7 +94,7 @@ def private_under(parent: Path, name: str, *, remedy: str = "choose another dire
     """
     path = parent / name
     try:
-        make_dirs(parent)
+        parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
         # lstat: a link planted in a shared temporary directory would send our pickles to another user's folder.
         status = path.lstat()
@@ -113,6 +114,8 @@ def private_config_dir(name: str) -> Path:
     Raises what `private_under` raises.
     """
     folder, remedy = user_config_dir(), "set XDG_CONFIG_HOME to a directory that can be written"
+    with writing(folder.parent, f"; {remedy}"):
+        make_dirs(folder.parent)
     return private_under(private_under(folder.parent, folder.name, remedy=remedy), name, remedy=remedy)
 
 

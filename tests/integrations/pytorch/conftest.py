@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 import wdsdist
-from tests.support import tars
 from tests.support.gloo_ranks import Ranks, fork_workers
+from tests.support.tars import write_numbered
 
 COUNTS = (9, 0, 14, 1, 13)
 TOTAL = sum(COUNTS)
@@ -23,13 +22,7 @@ Batches = list[list[int]]
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with five shards; sample ``n`` of 37 has the class ``n`` and as many bytes of text."""
-    folder = tmp_path_factory.mktemp("shards")
-    numbers = itertools.count()
-    for shard, count in enumerate(COUNTS):
-        members = []
-        for number in itertools.islice(numbers, count):
-            members += [(f"k{number}.cls", b"%d" % number), (f"k{number}.txt", b"x" * number)]
-        (folder / f"{shard:03d}.tar").write_bytes(tars.plain_tar(members))
+    folder = write_numbered(tmp_path_factory.mktemp("shards"), COUNTS, texts=lambda number: number)
     wdsdist.index(folder)
     return folder
 
