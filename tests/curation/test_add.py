@@ -364,6 +364,7 @@ def test_remote_shards_have_the_same_columns_of_which_little_is_fetched(folder: 
         ({"fields": ["key"]}, "need not be added"),
         ({"fields": ["json.bytes"]}, "need not be added"),
         ({"probe": ["jpg.widht"]}, r"did you mean 'width'\?"),
+        ({"fields": ["cls"], "on": "json.uid"}, r"on and only are for tables: name one by join="),
         ({"probe": ["width"]}, "must be a name such as jpg.width"),
         ({"fields": ["cls"], "workers": 0}, "workers is 0"),
     ],

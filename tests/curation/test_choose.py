@@ -88,7 +88,7 @@ def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
         ("", "must be an SQL expression"),
         ('"bytes" >', "syntax error"),
         ('"bytes" > and 3', 'syntax error at or near "and"'),
-        ('"key" = "s0"', "a string stands in single quotes"),
+        ('"key" = "s0"', "put strings in single quotes"),
         ("1); DROP TABLE samples; (", "syntax error"),
         ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "disabled"),
         ('(SELECT max("bytes") FROM samples) > 3', "samples does not exist"),

@@ -50,7 +50,7 @@ def test_columns_have_their_range_or_their_most_frequent_values(data: wdsdist.Ma
     data.add_columns(fields=["txt.length", "txt"])
     found = summary(data)["column_figures"]
     assert found["txt.length"] == {"kind": "int", "missing": 10, "min": 1, "median": 15, "max": 29}
-    assert (found["txt"]["kind"], found["txt"]["missing"], found["txt"]["different"]) == ("text", 10, 20)
+    assert (found["txt"]["kind"], found["txt"]["missing"], found["txt"]["different"]) == ("string", 10, 20)
     assert found["txt"]["most_frequent"][0] == ["a", 1]
 
 

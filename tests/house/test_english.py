@@ -34,7 +34,7 @@ TURNS = (
     "where (?:it|they) lies?(?!,)",
     "as by",
     "for live",
-    "(?<!here )(?:is|are) no (?!longer|shorter|more|less|use|column|size)",
+    "(?<!here )(?:is|are) no (?!longer|shorter|more|less|use)",
     r"Of(?! course)",
 )
 """Patterns of what native readers stumble over; each has a plain form, in the order of subject, verb and object."""

@@ -57,6 +57,8 @@ def add_columns(
             requested += checked(data, [own])
         tables = JoinedTables(data, join, theirs, storage_options)
         joined = tables.names(only)
+    elif on != "key" or only is not None:
+        raise ArgumentError(f"on and only are for tables: name one by {given('join')}", argument="join")
     elif not requested and not column_file.names(data):
         raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
     used = [*requested, *([own] if own else ()), *joined] or column_file.names(data)

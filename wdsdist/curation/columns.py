@@ -107,7 +107,7 @@ class ColumnReader:
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
             _check_complete(self.stored)
         self._item_size = 0 if self.stored else built_in.get(name, 0)
-        """Bytes that a size counts as one; 0 if the column is no size."""
+        """Bytes that a size counts as one; 0 if the column has other values."""
         extension, _, what = name.rpartition(".")
         if what == "tokens" and not self.stored and f"{extension}.bytes" in built_in:
             self._item_size = self._item_size or (item_sizes or {}).get(extension, 0)

@@ -52,7 +52,7 @@ def is_true(manifest: Manifest, where: str) -> npt.NDArray[np.bool_]:
             except ArgumentError as error:
                 if set(used) <= set(names(part)):
                     raise
-                raise _refused(where, f"{error}; a string stands in single quotes, as 'dog'") from None
+                raise _refused(where, f"{error}; put strings in single quotes, as in 'dog'") from None
             filled = np.flatnonzero(part.counts)
             groups = (np.cumsum(part.counts[filled]) - 1) // _ROWS
             for shards in np.split(filled, np.flatnonzero(np.diff(groups)) + 1) if len(filled) else ():

@@ -135,7 +135,7 @@ def _class_counts(manifest: Manifest, problems: list[str]) -> dict[str, int] | N
     except WdsdistError as error:
         problems.append(f"classes were not counted: {error}")
         return None
-    if arrays.KINDS[str(values.type)] not in ("int", "text") or values.null_count == len(values):
+    if arrays.KINDS[str(values.type)] not in ("int", "string") or values.null_count == len(values):
         return None
     rows = values.drop_null().value_counts().to_pylist()
     if len(rows) > _CLASSES:

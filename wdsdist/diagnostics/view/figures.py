@@ -70,7 +70,7 @@ def of_column(
                 for start, stop, way in zip(ends.tolist(), ends[1:].tolist(), ways, strict=False)
             ]
             return about | {"counts": counts.tolist(), "edges": ends.tolist(), "wheres": wheres}
-    different, counts = np.unique(values.astype(str) if kind == "text" else values, return_counts=True)
+    different, counts = np.unique(values.astype(str) if kind == "string" else values, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     shown = np.sort(order) if len(order) <= _FEW and kind == "int" else order[:_BARS]
     bars = []

@@ -15,7 +15,7 @@ JSON_TEXT = {b"json": b"text"}
 """Metadata of a field whose strings are JSON: nested values, and values of several types in one column."""
 
 
-KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "text"}
+KINDS = {"int64": "int", "double": "float", "bool": "bool", "large_string": "string"}
 """The types of values, and their names for people."""
 
 
