@@ -75,7 +75,7 @@ def select(
 def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
     """Match the column ``on`` with a list of keys; return a mask, bool [samples], and the note for the view.
 
-    ``on`` may name a field of a member that is not a column yet, too. Raises `ArgumentError` if no sample is in the list.
+    ``on`` may name a field of a member without a column too. Raises `ArgumentError` if no sample is in the list.
     """
     if on in columns.names(data):
         own = columns.column(data, on)
