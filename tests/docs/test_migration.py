@@ -17,9 +17,12 @@ READERS = ROOT / ".venv-readers"
 PATH = f"""
 import sys, torch
 sys.path.append({str(READERS)!r})
-library = torch.library.Library("torchvision", "DEF")  # there is no build of torchvision for this torch on the CPU
-for name in ("nms", "qnms"):
-    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+try:
+    import torchvision
+except (ImportError, RuntimeError):  # there is no build of torchvision for this torch on the CPU: its operators lack
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 import numpy as np
 from PIL import Image
 import wdsdist
