@@ -121,7 +121,8 @@ class Picks:
         """Return int64 [2, n]: the part that each sample is, and the parts of its record; ``None`` without parts."""
         if self.parts is None:
             return None
-        return self.parts[self.starts[shard] + samples].T.astype(np.int64)
+        pairs: Int64s = self.parts[self.starts[shard] + samples].T.astype(np.int64)
+        return pairs
 
     def positions(self) -> Int64s:
         """Return int64 [samples]: the position of each chosen sample on the line of all stored samples."""
