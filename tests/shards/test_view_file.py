@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,34 +111,36 @@ def test_a_view_with_any_byte_changed_opens_alike_or_is_refused(
     (root / "other").write_bytes(content)
     try:
         found = wdsdist.open(root / "other", allow_elsewhere=True)
-        found.picks.check()
     except (IndexFormatError, wdsdist.errors.NotFoundError):
         return
     assert found.fingerprint == whole.fingerprint
     assert all(found.column(name).tolist() == whole.column(name).tolist() for name in whole.columns)
 
 
-def test_a_part_that_its_record_lacks_is_refused(folder: Path) -> None:
-    view = wdsdist.open(folder).explode(2)
-    assert view.picks is not None
-    damaged = view.with_source(picks=replace(view.picks, parts=np.ones_like(view.picks.parts)))
-    with pytest.raises(IndexFormatError, match="it names parts that a record does not have"):
-        damaged.parts_of(np.array([0]), np.array([1]))
-    with pytest.raises(IndexFormatError, match="it names parts that a record does not have"):
-        damaged.sources[0].picks.check()
+MOST = 2**63 - 1
 
 
-def test_a_view_whose_places_overflow_is_refused(folder: Path, tmp_path: Path) -> None:
-    most = 2**63 - 1
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parts": np.array([0, 2, 2, 2, 0, 1], np.uint32)},  # the third part of two
+        {"parts": np.zeros(2, np.uint32)},
+        {"numbers": np.array([0, 10, 2], np.uint32)},  # the eleventh sample of ten
+        {"starts": np.array([0, MOST, -MOST - 1, -1, 3])},  # each is one more than that before, in 64 bits
+        {"starts": np.array([0, 1, 3])},
+        {"stored_counts": np.array([10, 10, 10, -10])},
+    ],
+)
+def test_a_view_whose_arrays_do_not_fit_together_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     arrays = {
-        "stored_counts": np.full(4, 10),
-        "starts": np.array([0, most, -most - 1, -1, 3]),  # each is one more than that before, in 64 bits
-        "numbers": np.arange(3, dtype=np.uint32),
-    }
-    assert (np.diff(arrays["starts"]) > 0).all()
+        "stored_counts": np.full(4, 10), "starts": np.array([0, 1, 3, 3, 3]), "numbers": np.arange(3, dtype=np.uint32),
+        "parts": np.array([0, 1, 0, 2, 1, 2], np.uint32),
+    }  # fmt: skip
     header = {"data": "index.json", "fingerprint": "", "made_by": []}
     (tmp_path / "view").write_bytes(FORMAT.dumps(header, arrays))
-    with pytest.raises(IndexFormatError, match="is a damaged view"):
+    assert Picks.load(tmp_path / "view")[0].positions().tolist() == [0, 11, 12]
+    (tmp_path / "view").write_bytes(FORMAT.dumps(header, arrays | changed))
+    with pytest.raises(IndexFormatError, match="is a damaged view: its arrays do not fit together"):
         Picks.load(tmp_path / "view")
 
 

@@ -140,8 +140,6 @@ def verify(
             f"quarantine is {str(quarantine)!r}, but samples are not read: pass {given('deep')} or {given('fields')}"
         )
     manifest = open_shards(shards, storage_options=storage_options)
-    if manifest.picks is not None:
-        manifest.picks.check()
     named = None if fields is None else tuple(fields)
     named = with_raw_images(named) if named and manifest.has_raw_images else named
     whole = manifest.whole
