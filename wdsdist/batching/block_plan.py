@@ -45,7 +45,7 @@ class Rule:
     drops: bool = False
     """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
     label: str = ""
-    """What must be the same to continue inside an epoch."""
+    """The fields of a state that a resume inside an epoch must match."""
     length: str | None = None
     """The column of lengths."""
     buckets: str | None = None

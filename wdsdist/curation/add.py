@@ -59,9 +59,9 @@ def add_columns(
         joined = tables.names(only)
     elif on != "key" or only is not None:
         raise ArgumentError(f"on and only are for tables: name one by {given('join')}", argument="join")
-    elif not requested and not column_file.names(data):
+    used = [*requested, *([own] if own else ()), *joined]
+    if not used and not (used := column_file.names(data)):
         raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
-    used = [*requested, *([own] if own else ()), *joined] or column_file.names(data)
     with column_file.writing(data, folder) as write:
         stored = {name: _stored(data, name) for name in used}
         stale = [column for column in stored.values() if column is not None and column.lacking]
@@ -77,8 +77,10 @@ def add_columns(
             """Fill the gaps of a column, and write it."""
             column = stored[name]
             if name not in values:
-                covered = [] if column is None else np.flatnonzero(column.groups >= 0).tolist()
-                values[name] = _concatenated(data, {shard: column.read(shard) for shard in covered if column})
+                known = dict[int, Any]()
+                if column is not None:
+                    known = {shard: column.read(shard) for shard in np.flatnonzero(column.groups >= 0).tolist()}
+                values[name] = _concatenated(data, known)
             values[name], differing = arrays.filled_up(values[name], others, overwrite=overwrite)
             if differing and not overwrite:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"

@@ -370,7 +370,7 @@ class ShardContents:
         )
 
     def _add(self, batch: Batch, sample: Sample, most: int) -> bool:
-        """Put a sample into a batch; return whether there is room for it. An empty batch has room for any."""
+        """Add a sample to a write batch, and return whether there was room. An empty batch has room for any sample."""
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)

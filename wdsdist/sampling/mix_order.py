@@ -195,7 +195,7 @@ class Deal:
         return streams, numbers
 
     def _scattered(self, positions: Int64s, key: int) -> Int64s:
-        """Move places at random within the blocks of their lanes; what is below whole rows stays."""
+        """Shuffle positions within blocks of their lanes; positions below the last whole row stay."""
         row, lane = np.divmod(positions, self.lanes)
         rows = self.num_samples // self.lanes
         first = row // _SCATTER * _SCATTER

@@ -138,13 +138,13 @@ class Batcher:
     """The rule that makes the batches of a data set's epochs. Its defaults are for batches that need no columns."""
 
     label: str
-    """What must be the same to continue inside an epoch."""
+    """The fields of a state that a resume inside an epoch must match."""
     is_plain = False
     """Whether each batch has the next samples of the order, so that making one is little work."""
     collate: Callable[..., Any] | None = None
     """Makes a batch from a list of samples, and from `Pieces` of them by name; ``None`` makes columns."""
     misfits: Callable[[int, Int64s, int], Int64s] | None = None
-    """Says how badly samples of a shard fit in the place of one of them, as `SampleReader` takes it."""
+    """Rates the substitutes for a bad sample: how badly other samples of its shard fit in its place."""
 
     def plan(self, order: EpochOrder, position: Position, world: World, *, block: int = 0) -> Plan:
         """Return the plan of an epoch from a position on.

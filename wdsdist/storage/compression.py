@@ -80,13 +80,11 @@ def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
         )
     most = left = size if size >= 0 else most_expanded(path.stat().st_size)
     try:
-        with gzip.open(path) as stream:
-            unzipped = iter(lambda: stream.read(_CHUNK), b"")
-            for piece in _zstd_pieces(path, label) if codec == "zstd" else unzipped:
-                left -= len(piece)
-                if left < 0:
-                    break
-                yield piece
+        for piece in _zstd_pieces(path, label) if codec == "zstd" else _gzip_pieces(path):
+            left -= len(piece)
+            if left < 0:
+                break
+            yield piece
     except WdsdistError:
         raise
     except Exception as error:  # each of the packages has its own, and zstandard's is not imported here
@@ -102,6 +100,12 @@ def _pieces(path: Path, label: str, size: int = -1) -> Iterator[bytes]:
             f"{label} expands to over {most:,} bytes, more than {_EXPANSION} times its size, as a bomb does: if it is "
             f"not one, decompress it to a plain .tar, which has no limit"
         )
+
+
+def _gzip_pieces(path: Path) -> Iterator[bytes]:
+    with gzip.open(path) as stream:
+        while piece := stream.read(_CHUNK):
+            yield piece
 
 
 def _zstd_pieces(path: Path, label: str) -> Iterator[bytes]:

@@ -76,7 +76,7 @@ class Files:
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of skipped entries, which belong to no sample, by reason."""
     left_out: list[LeftOut] = field(default_factory=list)
-    """What is left out before samples are formed."""
+    """The files that are left out before samples are formed, with reasons."""
     folders: dict[bytes, Folder] = field(default_factory=lambda: {b"": Folder()})
     """By path, with a slash at its end."""
 

@@ -232,7 +232,7 @@ class Candidate(NamedTuple):
 
     path: Path
     names: tuple[str, ...] | None
-    """The names of what lies directly in the folder; ``None`` if the path is not a folder."""
+    """The names of the files and folders directly in the folder; ``None`` if the path is not a folder."""
 
     @classmethod
     def of(cls, given: object) -> Candidate | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.validation import counted
-from wdsdist.errors import NotFoundError, SampleError, SourceError
+from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.tables.arrays import concatenated, from_values
 from wdsdist.packing.tables.open import kind_of, open_at
 from wdsdist.storage import compression
@@ -41,8 +41,9 @@ def read_list(location: str, on: str, options: storage.StorageOptions | None) ->
             content, name = compression.unzip(content, compression.most_expanded(len(content))), name[:-3]
         if name.endswith(".npy"):
             array = np.load(io.BytesIO(content), allow_pickle=False)
-            if array.dtype == np.dtype("u8,u8"):  # DataComp's identifiers: two halves of 32 hexadecimal digits
-                array = np.array([f"{int(high):016x}{int(low):016x}" for high, low in array.ravel()])
+            # DataComp's identifiers are two halves of 32 hexadecimal digits.
+            if array.ndim == 1 and array.dtype == np.dtype("u8,u8"):
+                array = np.array([f"{int(high):016x}{int(low):016x}" for high, low in array])
             values = array.tolist()
         elif name.endswith(".json"):
             values = json.loads(content)
@@ -53,8 +54,6 @@ def read_list(location: str, on: str, options: storage.StorageOptions | None) ->
         if not isinstance(values, list) or not all(isinstance(value, (str, bytes, int, float)) for value in values):
             raise ValueError("it must be a list of strings or numbers")
         return from_values(values)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{shown} does not exist") from error
     except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
         advice = "; JSON Lines end in .jsonl" if name.endswith(".json") else ""
         raise SourceError(f"{shown} is not a list of values: {error}{advice}") from error

@@ -55,7 +55,7 @@ class Shard:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it has to be decompressed before it is read, by its name."""
+        """Whether the shard is compressed, by its name, so that it is decompressed before it is read."""
         return is_compressed(storage.split(self.name)[1])
 
 
