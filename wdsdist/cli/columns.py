@@ -33,7 +33,7 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     """Add columns to SHARDS, or refresh them.
 
     A column has one value per sample. `wdsdist select` and batches of variable lengths use columns. --field reads small
-    members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype,
+    members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, image.height, npy.shape, npy.dtype,
     npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, with rows in any order, and fills in
     missing values. Without these options, existing columns of members get the values of appended shards; join tables
     again. `wdsdist info` lists the columns.
