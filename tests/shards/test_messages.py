@@ -13,7 +13,7 @@ from tests.support.tars import plain_tar, write_shard
 from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
-from wdsdist.shards.spellings import expand
+from wdsdist.shards.open import expand
 
 Call = Callable[[Path], Any]
 NO_DATA = r"no index\.json: run `wdsdist index .*` once for tars, or .* `wdsdist pack .* DEST`"

@@ -12,7 +12,7 @@ import wdsdist
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import write_shard
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
-from wdsdist.shards.spellings import expand
+from wdsdist.shards.open import expand
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def index(
     from wdsdist.errors import NotFoundError
     from wdsdist.shards import build_index
     from wdsdist.shards.manifest import index_json
-    from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+    from wdsdist.shards.tar import FIRST_DOT, is_tar
     from wdsdist.storage import shown
 
     if splits and (len(shards) > 1 or formats or name):

@@ -31,11 +31,11 @@ from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.interop import find_splits, tars_in, warn_of_splits
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
+from wdsdist.shards.open import Location, expand
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.scan import check_fields
-from wdsdist.shards.spellings import Location, expand
+from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import check_rule
-from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 
 _OUTPUT = "name a local folder for the indexes as output"
 

@@ -20,7 +20,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import mapped, reading, sha256
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards import checksums
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
