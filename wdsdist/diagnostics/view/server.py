@@ -88,7 +88,7 @@ class Answer(NamedTuple):
     """Its media type."""
     status: int = 200
     headers: Mapping[str, str] = {}
-    """Headers beyond those of all answers; with ``content-length``, if the content is not a list."""
+    """Its own headers; with ``content-length``, if the content is not a list."""
 
 
 class View:
