@@ -68,7 +68,7 @@ def index(
         with contextlib.suppress(NotFoundError):
             manifest = opened(*shards)
     if manifest is None:
-        options |= {"output": output, "workers": workers, **how_to_open()}
+        options |= {"output": output, "workers": workers, "storage_options": how_to_open()["storage_options"]}
         with meter("indexing", quiet=quiet) as progress:
             if splits:
                 manifests = build_index.index_splits(shards[0], progress=progress, **options)

@@ -39,7 +39,7 @@ from wdsdist.packing.options import OnError
 from wdsdist.shards import checksums
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Shard
-from wdsdist.shards.tar.fields import BLOCK, END
+from wdsdist.shards.tar.reader import BLOCK, END
 from wdsdist.shards.tar.writer import header, padding, plain_headers
 
 BUFFER = 1 << 20

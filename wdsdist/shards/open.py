@@ -1,7 +1,7 @@
 """Open data sets: what a user's string means, and which shards that is.
 
-A string is a path, a URL, a brace pattern, a glob, ``a.tar::b.tar``, or ``@list.txt``, a list in a file. A location is
-a folder with an ``index.json`` or the counts of another tool, such a file, a view, or a tar without an index.
+A string is a path, a URL, a brace pattern, a glob, or ``a.tar::b.tar``. A location is a folder with an
+``index.json`` or the counts of another tool, such a file, a view, or a tar without an index.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
-from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError, given
-from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
-from wdsdist.shards.manifest.allowed_locations import SCHEMES, ElsewhereError
+from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
+from wdsdist.shards.manifest import Manifest, Shard, index_json
+from wdsdist.shards.manifest.allowed_locations import SCHEMES
 from wdsdist.shards.tar import FIRST_DOT, is_tar
 
 if TYPE_CHECKING:
@@ -59,16 +59,16 @@ def open(  # noqa: A001
     Args:
         shards: a folder or URL with an ``index.json``, or with the counts of timm (``_info.json``), Megatron-Energon
             (``.nv-meta``) or wids (``wids-meta.json``), which are checked when shards are opened; the path or URL of an
-            ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or a glob; ``a.tar::b.tar``;
-            ``@list.txt``, a file of names; a list of these; a view that `Manifest.save` wrote; or a `Manifest`. Local
-            tars that are named individually need no ``index.json``: tars without an index are scanned once.
+            ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or a glob; ``a.tar::b.tar``; a
+            list of these; a view that `Manifest.save` wrote; or a `Manifest`. Local tars that are named individually
+            need no ``index.json``: tars without an index are scanned once.
         storage_options: passed to fsspec for the stores that ``shards`` names. Shards that the index lists at another
             host, bucket or scheme are read without options. A mapping such as ``{"s3://bucket": {"anon": True}}`` sets
             the options of each store.
         download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
             retried until 30 seconds after the first failure.
         stage: copy local shards into the cache too, as for a slow mount.
-        allow_elsewhere: let the ``index.json`` or a list name shards outside its own folder: on other hosts, in other
+        allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other
             buckets, by absolute paths or ``..``. Check these names first. An index that `wdsdist.index` wrote with
             ``output=`` needs this.
         generation: for a data set that has grown, the number of the generation: 1 is the first one; by default the last
@@ -106,7 +106,7 @@ def open_tolerant(
     """Open a data set as `open` does; with ``skip``, damaged tars without an index are listed without a sample."""
     if isinstance(shards, Manifest):
         return shards
-    locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    locations = expand(shards, storage_options)
     load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
         return _open_tars(locations, storage_options, load, skip=skip, key=key)
@@ -197,26 +197,19 @@ def _open_tars(
     return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)
 
 
-def expand(
-    shards: Location | Iterable[Location],
-    storage_options: Mapping[str, Any] | storage.StorageOptions | None = None,
-    *,
-    allow_elsewhere: bool = False,
-) -> list[str]:
-    """Expand globs, brace patterns, ``::`` lists and list files to the locations of shards; other names stay.
+def expand(shards: Location | Iterable[Location], storage_options: _Options = None) -> list[str]:
+    """Expand globs, brace patterns and ``::`` lists to the locations of shards; other names stay.
 
     Args:
         shards: a path or URL; a brace pattern such as ``{00..09}.tar`` or a glob such as ``*.tar``; several joined by
-            ``::``, as webdataset takes them; ``@list.txt``, a file with a location in each line; or a list of these.
-            A name that exists is that file or folder, whatever letters it has.
-        storage_options: for the stores of remote globs and lists.
-        allow_elsewhere: let a list name locations outside its own folder.
+            ``::``, as webdataset takes them; or a list of these. A name that exists is that file or folder, whatever
+            letters it has.
+        storage_options: for the stores of remote globs.
 
     Raises:
         ArgumentError: ``pipe:``, or another value that is not a location.
-        NotFoundError: a glob matches nothing, or a list does not exist.
-        IndexFormatError: a list names a location that it may not.
-        StorageError: a list or a store cannot be read.
+        NotFoundError: a glob matches nothing.
+        StorageError: a store cannot be read.
     """
     expanded: list[str] = []
     is_one = isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable)
@@ -228,8 +221,6 @@ def expand(
             refuse_command(name)
             if _exists(name):
                 expanded.append(storage.normalise(name))
-            elif name.startswith("@"):
-                expanded += _of_list(storage.normalise(name[1:]), storage_options, allow_elsewhere=allow_elsewhere)
             else:
                 patterns = [name]
                 if "{" in name:
@@ -247,13 +238,13 @@ def expand(
 def is_pattern(name: str) -> bool:
     """Return whether a name is a pattern or list of tars rather than the location of one file or folder.
 
-    >>> [is_pattern(name) for name in ("a-*.tar", "a.tar::b.tar", "@list.txt", "*.parquet", "a.tar")]
-    [True, True, True, False, False]
+    >>> [is_pattern(name) for name in ("a-*.tar", "a.tar::b.tar", "*.parquet", "a.tar")]
+    [True, True, False, False]
     """
     if _exists(name):
         return False
     is_glob = _has_magic(name) and is_tar(storage.split(name)[1])
-    return is_glob or "{" in name or name.startswith("@") or len(_parts(name)) > 1
+    return is_glob or "{" in name or len(_parts(name)) > 1
 
 
 def _exists(name: str) -> bool:
@@ -298,26 +289,3 @@ def matching(name: str, options: storage.StorageOptions | None) -> list[str]:
     if not locations:
         raise NotFoundError(f"nothing matches {storage.shown(location)}: check the pattern")
     return [location for location in locations if is_tar(storage.split(location)[1])] or locations
-
-
-def _of_list(location: str, options: _Options, *, allow_elsewhere: bool) -> list[str]:
-    """Return the locations in the lines of a text file, relative to its folder, without blank lines and comments."""
-    where = storage.shown(location)
-    try:
-        lines = storage.read(location, storage.named(options, [location])).decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{where} is not a list of shards: it is not UTF-8") from None
-    folder = storage.split(location)[0]
-    locations = []
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        refuse_command(line)
-        try:
-            check_location(folder, line, elsewhere=allow_elsewhere)
-        except ValueError as error:
-            advice = f": if you trust the list, {given('allow_elsewhere', True)}"
-            reason = f"{error}{advice if isinstance(error, ElsewhereError) else ''}"
-            raise IndexFormatError(f"{where}, line {number}, {storage.shown(line)!r:.100} {reason}") from None
-        locations.append(storage.normalise(storage.join(folder, line)))
-    return locations

@@ -220,7 +220,7 @@ class _MappedShard(OpenShard):
 
     def __init__(self, manifest: Manifest, number: int) -> None:
         from wdsdist.shards.shard_indexes import shard_index
-        from wdsdist.shards.tar.fields import END
+        from wdsdist.shards.tar.reader import END
 
         part, position = manifest.part(number)
         self.path = path = storage.local_path(part.location(position))

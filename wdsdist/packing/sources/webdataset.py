@@ -36,8 +36,8 @@ from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.tar import FIRST_DOT, is_tar
-from wdsdist.shards.tar.fields import BLOCK, is_member_at
 from wdsdist.shards.tar.member_names import escaped
+from wdsdist.shards.tar.reader import BLOCK, is_member_at
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 # Files that lie beside shards: indexes of many tools, tables, counts and notes.
