@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wdsdist.loader.checkpoint import State
     from wdsdist.loader.plain_dataloader import PlainProgress
     from wdsdist.sampling.order import OrderSettings
-    from wdsdist.shards.spellings import Shards
+    from wdsdist.shards.open import Shards
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""

@@ -39,7 +39,7 @@ from wdsdist.packing.sources.source import SCRATCH_SUFFIX
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
-from wdsdist.shards.tar.naming import is_tar
+from wdsdist.shards.tar import is_tar
 
 VERSION = 4  # of the ledger, and of the bytes that packing writes
 
@@ -106,10 +106,14 @@ class Destination:
             with atomic_write(self.folder / name) as stream:
                 yield stream
             return
+        is_made = False
         try:
             with storage.upload(self.at(name), self.options) as stream:
                 yield stream
+                is_made = True
         except StorageError as error:
+            if not is_made:  # of a source that is read meanwhile
+                raise
             raise DestinationError(str(error)) from error
 
     def remove(self, name: str) -> None:
