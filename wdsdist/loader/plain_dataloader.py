@@ -9,13 +9,13 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import State, check_state, identity_of, read_state
+from wdsdist.loader.epoch_planner import State, check_state, identity_of, read_state
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
+from wdsdist.samples.bad_samples import BadSampleLog
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -102,10 +102,8 @@ class PlainProgress:
         part = WorkerIterator(
             config, dataset.sample_reader, plan, start, worker=worker + whole * num_workers, num_workers=num_workers
         )
-        bad_samples = dataset.bad_sample_log()
-        if bad_samples is not None:
-            left = _num_samples(plan, worker, num_workers) - position.consumed
-            bad_samples.begin(position.epoch, left, start.log_prefix)
+        left = _num_samples(plan, worker, num_workers) - position.consumed
+        bad_samples = dataset.bad_sample_log(position.epoch, left, start.log_prefix)
         places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
         self._stream = SampleStream(dataset, places, position, bad_samples)
         return self._stream

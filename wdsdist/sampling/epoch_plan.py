@@ -138,7 +138,7 @@ class EpochPlan:
         while block := list(islice(mine, at_once)):
             line = self.line(self._steps(block), rank=rank)
             positions = line % self.num_samples
-            columns = (*order.locate(positions), order.epochs(positions))
+            columns = order.locate(positions)
             padding = line >= self.num_samples
             for index, number in enumerate(block):
                 part = slice(index * self.batch_size, (index + 1) * self.batch_size)
