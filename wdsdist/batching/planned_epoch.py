@@ -318,8 +318,7 @@ class PlannedEpoch:
                 chosen = left[sizes[left] <= segment.budget]
             of = numbers[chosen]
             known = BlockSamples(
-                np.minimum(sizes[chosen], segment.budget) if segment.budget else sizes[chosen],
-                self.rule.costs(sizes[chosen]),
+                sizes[chosen],
                 positions[of] % segment.num_replicas,
                 None if buckets is None else buckets[of],
                 shards[of],

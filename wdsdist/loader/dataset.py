@@ -19,7 +19,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.loader.progress import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSampleLog, BadSamplePolicy, OnError
 from wdsdist.samples.collate import Sample
-from wdsdist.samples.fields import Fields, with_raw_images
+from wdsdist.samples.fields import Fields
 from wdsdist.samples.member_reader import open_source, shard_of
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
@@ -152,7 +152,7 @@ class StreamingDataset(IterableDataset[Any]):
         timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
         decoder = Decoder(decode, self.manifest.extra.get("arrays"))
-        chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
+        chosen = Fields(fields, raw_images=self.manifest.has_raw_images)
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
             known = {str(name).lower() for names in noted for name in names or ()}
