@@ -38,7 +38,7 @@ BUDGETS = {
 
 STILL_OVER = {
     "packing": 5_773,
-    "shards": 4_028,
+    "shards": 3_948,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -37,7 +37,7 @@ from wdsdist.shards import index as shardindex
 from wdsdist.shards import open as catalog
 from wdsdist.shards import scan as tarindex
 from wdsdist.shards.shard_indexes import local_index
-from wdsdist.shards.tar.fields import END
+from wdsdist.shards.tar.reader import END
 
 
 def tars(folder: Path) -> list[Path]:

@@ -10,9 +10,9 @@ import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar
+from wdsdist.shards import checksums, scan
 from wdsdist.shards import index as shardindex
-from wdsdist.shards import scan
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards.index import ShardIndex
 
 LONG = "n" * 200
 """A name that needs headers of its own in a tar."""

@@ -16,7 +16,7 @@ from tests.shards.test_tar_corpus import CORPUS, altered
 from tests.support.sources import Shards
 from tests.support.tars import BLOCK, content_end, file_entry, plain_tar, scanned, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.fields import is_member_at
+from wdsdist.shards.tar.reader import is_member_at
 
 END = bytes(2 * BLOCK)
 

@@ -13,7 +13,6 @@ from tests.support.tars import plain_tar, write_shard
 from tests.support.web import served
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
-from wdsdist.shards.spellings import expand
 
 Call = Callable[[Path], Any]
 NO_DATA = r"no index\.json: run `wdsdist index .*` once for tars, or .* `wdsdist pack .* DEST`"
@@ -35,13 +34,6 @@ MESSAGES: list[tuple[Call, type[Exception], str]] = [
     (lambda _: wdsdist.open(None), ArgumentError, "shards is None: name a path"),  # type: ignore[arg-type]
     (lambda root: wdsdist.open([root / "tars/0.tar", root]), ShardDamagedError, "is a folder, pipe or device"),
     (lambda root: wdsdist.open(write_shard(root / "x\udcff.tar", 1)), ArgumentError, "is not UTF-8: rename it"),
-    (lambda root: wdsdist.open(f"@{root}/none.txt"), NotFoundError, r"none\.txt does not exist"),
-    (lambda root: wdsdist.open(listed(root, b"# nothing")), NotFoundError, "the list of shards is empty"),
-    (lambda root: expand(listed(root, bytes([255]))), ArgumentError, "not a list of shards: it is not UTF-8"),
-    (lambda root: expand(listed(root, b"#\n../a.tar")), IndexFormatError, r"line 2, .* may .*allow_elsewhere=True"),
-    (lambda root: expand(listed(root, b"https://host/a.tar")), IndexFormatError, "line 1, .* may lie outside"),
-    (lambda root: expand(listed(root, b"s3://a/a.tar::simplecache")), IndexFormatError, "chains file systems"),
-    (lambda root: expand(listed(root, bytes([97, 27]) + b".tar")), IndexFormatError, "holds a control character"),
     # Tars
     (
         lambda root: index_of(root, "a.jpg", "a.JPG"),
@@ -80,10 +72,6 @@ MESSAGES: list[tuple[Call, type[Exception], str]] = [
 def text(root: Path, content: bytes) -> Path:
     (root / "file").write_bytes(content)
     return root / "file"
-
-
-def listed(root: Path, content: bytes) -> str:
-    return f"@{text(root, content)}"
 
 
 def index_of(root: Path, *members: str, name: str = "x.tar") -> wdsdist.Manifest:

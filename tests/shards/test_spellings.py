@@ -12,7 +12,7 @@ import wdsdist
 from tests.support.memory_store import MemoryStore
 from tests.support.tars import write_shard
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError
-from wdsdist.shards.spellings import expand
+from wdsdist.shards.open import expand
 
 
 @pytest.fixture
@@ -22,7 +22,6 @@ def tars(tmp_path: Path) -> Path:
     folder.mkdir()
     for number, name in enumerate(("a", "b"), 1):
         write_shard(folder / f"{name}.tar", number, prefix=name)
-    (folder / "list.txt").write_text(f"\ufeff# two\na.tar\n\n  {folder}/b.tar  \n")
     return folder
 
 
@@ -33,7 +32,6 @@ SPELLINGS: list[Callable[[Path], object]] = [
     lambda tars: f"{tars}/[ab].tar",
     lambda tars: f"{tars}/{{a,b}}.tar",
     lambda tars: f"{tars}/{{a,b,c}}.t*r".replace(",c", ""),
-    lambda tars: f"@{tars}/list.txt",
     lambda tars: [tars / "a.tar", f"{tars}/b*"],
     lambda tars: f"file://{tars}/{{a,b}}.tar".replace(" ", "%20"),
 ]
@@ -50,7 +48,7 @@ def test_each_spelling_opens_indexes_and_packs_the_same_shards(tars: Path, tmp_p
     assert wdsdist.pack(shards, tmp_path / "dest", workers=1).num_samples == 3  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["a*.tar", "[x].tar", "@a.tar", "a::b.tar", "{a,b}.tar", "a%20b.tar"])
+@pytest.mark.parametrize("name", ["a*.tar", "[x].tar", "a::b.tar", "{a,b}.tar", "a%20b.tar"])
 def test_what_exists_under_a_name_is_meant_by_it(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).touch()
@@ -77,15 +75,6 @@ def test_a_command_is_never_run_and_the_error_shows_no_secret(tmp_path: Path, mo
         assert not list(tmp_path.iterdir())
 
 
-def test_a_list_that_is_trusted_may_name_anything(tars: Path, tmp_path: Path) -> None:
-    (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "x.txt").write_text(f"../my tars/a.tar\n{tars}/b.tar\n")
-    opened = wdsdist.open(f"@{tmp_path}/lists/x.txt", allow_elsewhere=True)
-    assert opened.num_samples == 3
-    with pytest.raises(IndexFormatError, match="line 1"):
-        wdsdist.index(f"@{tmp_path}/lists/x.txt")
-
-
 def test_a_chain_of_file_systems_stays_one_location() -> None:
     for url in ("simplecache::s3://bucket/a.tar", "zip://a.tar::s3://bucket/b.zip", "tar://a.tar::/b.tar"):
         assert len(expand(url)) == 1
@@ -93,11 +82,10 @@ def test_a_chain_of_file_systems_stays_one_location() -> None:
     assert expand("s3://bucket/a.tar::s3://bucket/b.tar") == ["s3://bucket/a.tar", "s3://bucket/b.tar"]
 
 
-def test_globs_and_lists_in_a_store_are_read_there() -> None:
-    files = {"x/a-0.tar": b"", "x/a-1.tar": b"", "x/b.tar": b"", "x/list.txt": b"a-0.tar\nb.tar\n"}
+def test_globs_in_a_store_are_read_there() -> None:
+    files = {"x/a-0.tar": b"", "x/a-1.tar": b"", "x/b.tar": b"", "x/c.txt": b""}
     with MemoryStore(files, name="store"):
         assert expand("faulty://store/x/a-*.tar") == [f"faulty://store/x/a-{number}.tar" for number in (0, 1)]
         assert expand("faulty://store/x/[b].tar") == ["faulty://store/x/b.tar"]
         with pytest.raises(NotFoundError, match="nothing matches"):
             expand("faulty://store/x/z*.tar")
-        assert expand("@faulty://store/x/list.txt") == [f"faulty://store/x/{name}.tar" for name in ("a-0", "b")]

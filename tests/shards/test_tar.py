@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.support.tars import file_entry, listing, scanned, skipped, tar_bytes, with_checksum
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.fields import BLOCK, END
 from wdsdist.shards.tar.member_names import split_name
+from wdsdist.shards.tar.reader import BLOCK, END
 from wdsdist.shards.tar.writer import header, padding, plain_headers, stored_size
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

@@ -19,8 +19,8 @@ from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.chunk_cache import chunks_of_members
 from wdsdist.cache.chunk_file import ChunkFile, room_of
 from wdsdist.cache.locks import LockableFile
+from wdsdist.shards import checksums
 from wdsdist.shards import index as shard_index
-from wdsdist.shards.index import checksums
 
 T = TypeVar("T")
 

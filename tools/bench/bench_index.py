@@ -51,8 +51,7 @@ from collections.abc import Callable
 from webdataset import TarWriter
 
 from wdsdist.shards.scan import from_tar
-from wdsdist.shards.tar.fields import END
-from wdsdist.shards.tar.reader import entries
+from wdsdist.shards.tar.reader import END, entries
 from wdsdist.shards.tar.writer import header, padding
 
 SAMPLES = 50_000

@@ -43,7 +43,7 @@ from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
-from wdsdist.shards.tar.fields import BLOCK, END
+from wdsdist.shards.tar.reader import BLOCK, END
 from wdsdist.shards.tar.writer import header
 
 FOLDERS = 1000

@@ -21,7 +21,8 @@ from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members, f
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.index import beside, checksums
+from wdsdist.shards import checksums
+from wdsdist.shards.index import beside
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import OPEN_SHARDS, Counters, LocalShards, Members, Needs, OpenShard
 

@@ -30,8 +30,9 @@ from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
 from wdsdist.cache.locks import LockableFile, pauses
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
+from wdsdist.shards import checksums
 from wdsdist.shards import index as shard_index
-from wdsdist.shards.index import ShardIndex, beside, checksums
+from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
 from wdsdist.storage import engine

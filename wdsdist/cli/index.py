@@ -58,7 +58,7 @@ def index(
     from wdsdist.errors import NotFoundError
     from wdsdist.shards import build_index
     from wdsdist.shards.manifest import index_json
-    from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+    from wdsdist.shards.tar import FIRST_DOT, is_tar
     from wdsdist.storage import shown
 
     if splits and (len(shards) > 1 or formats or name):
@@ -68,7 +68,7 @@ def index(
         with contextlib.suppress(NotFoundError):
             manifest = opened(*shards)
     if manifest is None:
-        options |= {"output": output, "workers": workers, **how_to_open()}
+        options |= {"output": output, "workers": workers, "storage_options": how_to_open()["storage_options"]}
         with meter("indexing", quiet=quiet) as progress:
             if splits:
                 manifests = build_index.index_splits(shards[0], progress=progress, **options)

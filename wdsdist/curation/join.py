@@ -25,8 +25,8 @@ from wdsdist.errors import ArgumentError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.open import open_at
+from wdsdist.shards.open import matching
 from wdsdist.shards.shard_indexes import shard_index
-from wdsdist.shards.spellings import matching
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

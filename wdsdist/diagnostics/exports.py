@@ -20,10 +20,10 @@ from wdsdist._util.files import atomic_write, lies_in, writing
 from wdsdist._util.pools import pool
 from wdsdist.errors import ArgumentError, DestinationError, SampleError, ShardDamagedError, StorageError
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.shard_indexes import local_index
-from wdsdist.shards.spellings import Location, Shards
-from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar import FIRST_DOT
 
 _ENERGON_VERSION = "7.4.1"
 """The release of this format; Energon converts the files of older ones."""

@@ -17,7 +17,7 @@ from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 from wdsdist.shards.source import picks_of
-from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar import FIRST_DOT
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

@@ -37,12 +37,12 @@ from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
+from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
 from wdsdist.shards.progress import ShardsProgress
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.source import OpenShard
-from wdsdist.shards.spellings import Location, Shards
 from wdsdist.storage import engine
 
 Part = Literal["tar", "index", "member"]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from wdsdist.loader.epoch_planner import State
     from wdsdist.loader.plain_dataloader import PlainProgress
     from wdsdist.sampling.order import OrderSettings
+    from wdsdist.shards.open import Shards
     from wdsdist.shards.quarantine import Quarantine
-    from wdsdist.shards.spellings import Shards
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""

@@ -26,7 +26,7 @@ from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, join
-from wdsdist.shards.spellings import Shards
+from wdsdist.shards.open import Shards
 
 Source = Shards | StreamingDataset
 """A data set, by its location or as one whose samples are made in a way of its own."""

@@ -39,7 +39,7 @@ from wdsdist.packing.sources.source import SCRATCH_SUFFIX
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
-from wdsdist.shards.tar.naming import is_tar
+from wdsdist.shards.tar import is_tar
 
 VERSION = 4  # of the ledger, and of the bytes that packing writes
 

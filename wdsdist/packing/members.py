@@ -25,8 +25,8 @@ from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES,
 from wdsdist.errors import SourceError, WdsdistError, given
 from wdsdist.packing.options import OnError
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.tar.fields import BLOCK
 from wdsdist.shards.tar.member_names import is_text, split_name
+from wdsdist.shards.tar.reader import BLOCK
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, header, stored_size
 
 _AGAIN = "pack again once the source is at rest"

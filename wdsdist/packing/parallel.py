@@ -27,7 +27,7 @@ from wdsdist.packing.reencoding import prepared
 from wdsdist.packing.sources.source import Source
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
 from wdsdist.shards.progress import ShardsProgress
-from wdsdist.shards.tar.fields import END
+from wdsdist.shards.tar.reader import END
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2

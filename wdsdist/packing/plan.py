@@ -12,7 +12,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.packing.sources.source import Blocks
 from wdsdist.sampling.permutation import mix_key, shuffled
 from wdsdist.shards.index import SUFFIX
-from wdsdist.shards.tar.fields import END
+from wdsdist.shards.tar.reader import END
 
 # Words of their own keep these orders apart from each other, and from every order that an epoch is played in.
 _PACKING = int.from_bytes(b"pack", "big")

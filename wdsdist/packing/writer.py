@@ -36,10 +36,10 @@ from wdsdist.packing.members import (
     read_all,
 )
 from wdsdist.packing.options import OnError
+from wdsdist.shards import checksums
 from wdsdist.shards import index as shardindex
-from wdsdist.shards.index import ShardIndex, Stored, checksums
 from wdsdist.shards.manifest import Shard
-from wdsdist.shards.tar.fields import BLOCK, END
+from wdsdist.shards.tar.reader import BLOCK, END
 from wdsdist.shards.tar.writer import header, padding, plain_headers
 
 BUFFER = 1 << 20
@@ -62,7 +62,7 @@ class WrittenShard:
     """Samples that it was to hold but could not."""
 
     @classmethod
-    def of(cls, name: str, index: ShardIndex) -> WrittenShard:
+    def of(cls, name: str, index: shardindex.ShardIndex) -> WrittenShard:
         """Return what the manifest needs to know of a shard with this index."""
         left_out = tuple(LeftOut(*pair) for pair in index.left_out)
         return cls(Shard.of(name, index), index.extensions, int(index.sizes.sum()), left_out)
@@ -99,7 +99,7 @@ def write_shard(
     return WrittenShard.of(name, index)
 
 
-def whole_index(target: Destination, name: str, size: int | None, on_error: OnError) -> ShardIndex | None:
+def whole_index(target: Destination, name: str, size: int | None, on_error: OnError) -> shardindex.ShardIndex | None:
     """Return the index of a shard that was written whole, or ``None``.
 
     ``size`` is the tar's, or ``None`` if it does not exist. A shard that samples were left out of is whole if
@@ -258,9 +258,9 @@ class _TarOutput:
         return str(self._digest.hexdigest())
 
     @property
-    def stored(self) -> Stored | None:
+    def stored(self) -> shardindex.Stored | None:
         """The finished file, if it holds the tar in compressed form."""
-        return Stored(self._file_position, self._file_digest.hexdigest()) if self._zstd else None
+        return shardindex.Stored(self._file_position, self._file_digest.hexdigest()) if self._zstd else None
 
     def _settle(self) -> None:
         view, futures = self._busy.popleft()

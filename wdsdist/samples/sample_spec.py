@@ -139,10 +139,8 @@ class Step:
         self.layers = layers
         self.is_raw = function is bytes and not layers
         """Whether members stay bytes."""
-        stacked = function.stacked if isinstance(function, RawArray) else stacked_npy if function is read_npy else None
-        self.stacked: Callable[[Sequence[memoryview]], Stacked | None] = (not layers and stacked) or (
-            lambda parts: None
-        )
+        own = function.stacked if isinstance(function, RawArray) else stacked_npy if function is read_npy else None
+        self.stacked: Callable[[Sequence[memoryview]], Stacked | None] = (not layers and own) or (lambda parts: None)
         """Stacks the members of a column into one tensor; returns ``None`` if each must be decoded by itself."""
 
 

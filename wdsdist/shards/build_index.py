@@ -31,11 +31,11 @@ from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.interop import find_splits, tars_in, warn_of_splits
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
+from wdsdist.shards.open import Location, expand
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.scan import check_fields
-from wdsdist.shards.spellings import Location, expand
+from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import check_rule
-from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
 
 _OUTPUT = "name a local folder for the indexes as output"
 
@@ -54,7 +54,6 @@ def index(
     on_error: Literal["raise", "skip"] = "raise",
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    allow_elsewhere: bool = False,
     progress: Callable[[ShardsProgress], None] | None = None,
 ) -> Manifest:
     """Index tars from other tools: write an index next to each tar, and ``index.json`` in their folder.
@@ -78,7 +77,6 @@ def index(
             lists each with its reason; ``manifest.extra["left_out"]`` is their number.
         workers: how many shards are read at once; by default one per core, or 16 of a remote store.
         storage_options: passed to fsspec for the stores that ``shards`` names, as `wdsdist.open` takes them.
-        allow_elsewhere: let a list of shards in a file name shards outside its folder.
         progress: called with a `ShardsProgress` before the first shard and after each shard.
 
     Returns the manifest. If anything is raised, no ``index.json`` is written. Tars without a single sample are
@@ -100,7 +98,7 @@ def index(
     if on_error not in ("raise", "skip"):
         raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "skip"', argument="on_error")
     file_name = index_json.file_name(name)
-    spelled = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    spelled = expand(shards, storage_options)
     options = storage.named(storage_options, spelled)
     is_folder = len(spelled) == 1 and not is_tar(storage.split(spelled[0])[1])
     locations = tars_in(spelled[0], options) if is_folder else spelled

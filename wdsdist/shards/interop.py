@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, index_json
-from wdsdist.shards.tar.naming import is_tar
+from wdsdist.shards.tar import is_tar
 
 _MOST_BYTES = 64 << 20
 _MOST_TARS = 1 << 20

@@ -1,10 +1,18 @@
-"""Open data sets: `open` finds indexed shards, and single tars without an index."""
+"""Open data sets: what a user's string means, and which shards that is.
+
+A string is a path, a URL, a brace pattern, a glob, or ``a.tar::b.tar``. A location is a folder with an
+``index.json`` or the counts of another tool, such a file, a view, or a tar without an index.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
-from collections.abc import Callable, Mapping
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -12,11 +20,18 @@ from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
 from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, index_json
-from wdsdist.shards.spellings import Shards, expand
-from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+from wdsdist.shards.manifest.allowed_locations import SCHEMES
+from wdsdist.shards.tar import FIRST_DOT, is_tar
 
 if TYPE_CHECKING:
     from wdsdist.shards.index import ShardIndex
+
+Location = str | os.PathLike[str]
+Shards = Location | Iterable[Location] | Manifest
+_Options = Mapping[str, Any] | storage.StorageOptions | None
+
+_BEFORE_PATH = re.compile(r"^[^:]+://[^/]*")
+"""The part of a URL before its path."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -44,16 +59,16 @@ def open(  # noqa: A001
     Args:
         shards: a folder or URL with an ``index.json``, or with the counts of timm (``_info.json``), Megatron-Energon
             (``.nv-meta``) or wids (``wids-meta.json``), which are checked when shards are opened; the path or URL of an
-            ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or a glob; ``a.tar::b.tar``;
-            ``@list.txt``, a file of names; a list of these; a view that `Manifest.save` wrote; or a `Manifest`. Local
-            tars that are named individually need no ``index.json``: tars without an index are scanned once.
+            ``index.json``; one tar; a brace pattern such as ``train-{000..127}.tar``, or a glob; ``a.tar::b.tar``; a
+            list of these; a view that `Manifest.save` wrote; or a `Manifest`. Local tars that are named individually
+            need no ``index.json``: tars without an index are scanned once.
         storage_options: passed to fsspec for the stores that ``shards`` names. Shards that the index lists at another
             host, bucket or scheme are read without options. A mapping such as ``{"s3://bucket": {"anon": True}}`` sets
             the options of each store.
         download_timeout: deadline in seconds for a remote ``index.json``, all retries included; by default it is
             retried until 30 seconds after the first failure.
         stage: copy local shards into the cache too, as for a slow mount.
-        allow_elsewhere: let the ``index.json`` or a list name shards outside its own folder: on other hosts, in other
+        allow_elsewhere: let the ``index.json`` name shards outside its own folder: on other hosts, in other
             buckets, by absolute paths or ``..``. Check these names first. An index that `wdsdist.index` wrote with
             ``output=`` needs this.
         generation: for a data set that has grown, the number of the generation: 1 is the first one; by default the last
@@ -91,7 +106,7 @@ def open_tolerant(
     """Open a data set as `open` does; with ``skip``, damaged tars without an index are listed without a sample."""
     if isinstance(shards, Manifest):
         return shards
-    locations = expand(shards, storage_options, allow_elsewhere=allow_elsewhere)
+    locations = expand(shards, storage_options)
     load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
         return _open_tars(locations, storage_options, load, skip=skip, key=key)
@@ -180,3 +195,97 @@ def _open_tars(
     shards = [Shard.of(path, indexes[path]) if path in indexes else Shard(path, 0, -1, "") for path in locations]
     extra = {} if rule == FIRST_DOT else {"key_rule": rule}
     return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)
+
+
+def expand(shards: Location | Iterable[Location], storage_options: _Options = None) -> list[str]:
+    """Expand globs, brace patterns and ``::`` lists to the locations of shards; other names stay.
+
+    Args:
+        shards: a path or URL; a brace pattern such as ``{00..09}.tar`` or a glob such as ``*.tar``; several joined by
+            ``::``, as webdataset takes them; or a list of these. A name that exists is that file or folder, whatever
+            letters it has.
+        storage_options: for the stores of remote globs.
+
+    Raises:
+        ArgumentError: ``pipe:``, or another value that is not a location.
+        NotFoundError: a glob matches nothing.
+        StorageError: a store cannot be read.
+    """
+    expanded: list[str] = []
+    is_one = isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable)
+    items: list[Any] = [shards] if is_one else list(shards)  # type: ignore[arg-type]
+    for item in items:
+        if not isinstance(item, (str, os.PathLike)):
+            raise ArgumentError(f"shards {'is' if is_one else 'holds'} {item!r}: name a path, a URL or a list of them")
+        for name in _parts(os.fspath(item)):
+            refuse_command(name)
+            if _exists(name):
+                expanded.append(storage.normalise(name))
+            else:
+                patterns = [name]
+                if "{" in name:
+                    import braceexpand
+
+                    with contextlib.suppress(ValueError):  # it is not a pattern: an error will show the name
+                        patterns = list(braceexpand.braceexpand(name))
+                for pattern in patterns:
+                    expanded += matching(pattern, storage.named(storage_options, [storage.normalise(pattern)]))
+    if not expanded:
+        raise NotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
+    return expanded
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name is a pattern or list of tars rather than the location of one file or folder.
+
+    >>> [is_pattern(name) for name in ("a-*.tar", "a.tar::b.tar", "*.parquet", "a.tar")]
+    [True, True, False, False]
+    """
+    if _exists(name):
+        return False
+    is_glob = _has_magic(name) and is_tar(storage.split(name)[1])
+    return is_glob or "{" in name or len(_parts(name)) > 1
+
+
+def _exists(name: str) -> bool:
+    return not storage.is_remote(name) and os.path.lexists(storage.normalise(name))
+
+
+def _parts(name: str) -> list[str]:
+    """Split locations that are joined by ``::``, but no chain of file systems of fsspec."""
+    parts = name.split("::")
+    is_list = all(is_tar(storage.split(part)[1]) and storage.scheme(part) in SCHEMES for part in parts)
+    return parts if is_list and not _exists(name) else [name]
+
+
+def refuse_command(name: str) -> None:
+    """Raise `ArgumentError` for a command of webdataset, without its arguments, which may hold secrets."""
+    if name.startswith("pipe:"):
+        raise ArgumentError(
+            f"{name.partition(' ')[0]} ... is a command, which wdsdist does not run: name the shards by their path or "
+            f"URL, such as s3://bucket/00000.tar, and pass the options of their store as storage_options"
+        )
+
+
+def _has_magic(name: str) -> bool:
+    # In a URL a question mark begins the query, and brackets may stand around the address of the host.
+    return glob.has_magic(_BEFORE_PATH.sub("", name).partition("?")[0] if storage.is_remote(name) else name)
+
+
+def matching(name: str, options: storage.StorageOptions | None) -> list[str]:
+    """Return the sorted locations that match a pattern: the tars among them, if there are any."""
+    location = storage.normalise(name)
+    if not _has_magic(location) or _exists(name):
+        return [location]
+    if storage.is_remote(location):
+        folder = re.split(r"(?<=[^:/])/[^/]*[*\[]", location, maxsplit=1)[0]
+        names = location[len(folder) + 1 :].split("/")
+        parts = (".*" if name == "**" else fnmatch.translate(name)[4:-3].replace(".*", "[^/]*") for name in names)
+        regex = re.compile("/".join(parts))
+        entries = storage.list(folder, options, recursive=len(names) > 1 or "**" in names)
+        locations = [storage.join(folder, entry.name) for entry in entries if regex.fullmatch(entry.name)]
+    else:
+        locations = sorted(glob.glob(location, recursive=True))  # noqa: PTH207 - of an absolute pattern
+    if not locations:
+        raise NotFoundError(f"nothing matches {storage.shown(location)}: check the pattern")
+    return [location for location in locations if is_tar(storage.split(location)[1])] or locations

@@ -23,10 +23,11 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import mapped, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import ShardDamagedError, StorageError, given
-from wdsdist.shards.index import ShardIndex, Stored, checksums
+from wdsdist.shards import checksums
+from wdsdist.shards.index import ShardIndex, Stored
 from wdsdist.shards.shard_indexes import regular
+from wdsdist.shards.tar import FIRST_DOT, LAST_DOT, is_compressed
 from wdsdist.shards.tar.member_names import check_extensions, split_name, why_skipped
-from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT, is_compressed
 from wdsdist.shards.tar.reader import Readable, entries
 from wdsdist.storage import compression, engine
 

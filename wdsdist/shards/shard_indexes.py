@@ -18,7 +18,7 @@ from wdsdist._util.files import atomic_write, lies_in, open_files_remedy, readin
 from wdsdist._util.host import is_own_file, make_dirs, user_cache_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, load, places
-from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar import FIRST_DOT
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

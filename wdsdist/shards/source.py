@@ -20,7 +20,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import mapped, reading, sha256
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.index import ShardIndex, checksums
+from wdsdist.shards import checksums
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class _MappedShard(OpenShard):
 
     def __init__(self, manifest: Manifest, number: int) -> None:
         from wdsdist.shards.shard_indexes import shard_index
-        from wdsdist.shards.tar.fields import END
+        from wdsdist.shards.tar.reader import END
 
         part, position = manifest.part(number)
         self.path = path = storage.local_path(part.location(position))

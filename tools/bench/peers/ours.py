@@ -23,10 +23,10 @@ settings = {
 
 
 def load() -> None:
-    """Import it, so that no measurement pays for that."""
+    """Import what trains, so that no measurement pays for that. Packing is another program."""
     import wdsdist
 
-    _ = wdsdist.StreamingDataset, wdsdist.StreamingDataLoader, wdsdist.pack  # resolved lazily
+    _ = wdsdist.StreamingDataset, wdsdist.StreamingDataLoader  # resolved lazily
 
 
 def pack(job: Job) -> None:

@@ -90,8 +90,9 @@ def last_line(errors: str, ended: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a trial."""
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])}
+    """Return the environment of a trial: compiled modules are kept, as those of installed packages are."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    found |= {"PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])}
     found |= {"HF_HUB_OFFLINE": "1", "LITDATA_DISABLE_VERSION_CHECK": "1", "PYTHONHASHSEED": "0"}
     # Each system's workers have a core each; a thread pool in every one would fight over them.
     return found | {"OMP_NUM_THREADS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

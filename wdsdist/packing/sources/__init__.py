@@ -13,7 +13,7 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, files, idx, python, remote, table, webdataset
 from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import Candidate, Source
-from wdsdist.shards.spellings import refuse_command
+from wdsdist.shards.open import refuse_command
 
 _AS_IT_LOOKS = Options()
 

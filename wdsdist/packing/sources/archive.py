@@ -24,9 +24,8 @@ from wdsdist.packing.members import FilePayload, Payload, or_skip
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.source import Candidate, FileStamp, Source, deferred
-from wdsdist.shards.tar.fields import BLOCK
-from wdsdist.shards.tar.naming import is_tar
-from wdsdist.shards.tar.reader import entries
+from wdsdist.shards.tar import is_tar
+from wdsdist.shards.tar.reader import BLOCK, entries
 from wdsdist.storage import compression
 
 _LOCAL_HEADER = 30  # bytes before each entry of a zip, at least

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, printable
-from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar import FIRST_DOT
 from wdsdist.shards.tar.member_names import cutter, escaped
-from wdsdist.shards.tar.naming import FIRST_DOT
+from wdsdist.shards.tar.reader import BLOCK
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 _PLAIN_PATH = PLAIN_NAME - len(".cls")

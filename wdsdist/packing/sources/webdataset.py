@@ -28,16 +28,16 @@ from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, S
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
-from wdsdist.shards import interop, scan, spellings, view_file
+from wdsdist.shards import interop, scan, view_file
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.source import CacheOptions
-from wdsdist.shards.tar.fields import BLOCK, is_member_at
+from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import escaped
-from wdsdist.shards.tar.naming import FIRST_DOT, is_tar
+from wdsdist.shards.tar.reader import BLOCK, is_member_at
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
 # Files that lie beside shards: indexes of many tools, tables, counts and notes.
@@ -157,7 +157,7 @@ def find(shards: Any, options: Options) -> Source | None:
         if isinstance(shards, (str, os.PathLike)):
             local = Candidate.of(shards)
             names = None if local is None else local.names
-            if names is not None or not spellings.is_pattern(os.fspath(shards)):
+            if names is not None or not catalog.is_pattern(os.fspath(shards)):
                 location = storage.normalise(shards)
                 shards = _shards_at(location, names, options) or (location if options.kind == "webdataset" else None)
         elif isinstance(shards, (list, tuple)):
@@ -172,7 +172,7 @@ def find(shards: Any, options: Options) -> Source | None:
         raise SourceError(str(error)) from error
 
 
-def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> spellings.Shards | None:
+def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> catalog.Shards | None:
     """Return the WebDataset shards of a location: tars, the shards of an ``index.json``, or a view; or ``None``.
 
     ``names`` are of what lies in a local folder. Raises `SourceError` for tars among other files, which packing would

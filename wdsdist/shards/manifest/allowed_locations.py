@@ -1,4 +1,4 @@
-"""Locations that an ``index.json``, a view or a list may name: a data set must not choose which files are opened.
+"""Locations that the files of a data set may name, such as ``index.json``: it must not choose what is opened.
 
 A name is a path relative to the folder of the data set, without a scheme and without ``..``; the name of the folder may
 stand before it. Any other name needs the user's ``allow_elsewhere=True``.

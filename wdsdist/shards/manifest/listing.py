@@ -17,7 +17,7 @@ from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.tar.naming import FIRST_DOT, is_compressed
+from wdsdist.shards.tar import FIRST_DOT, is_compressed
 
 if TYPE_CHECKING:
     from wdsdist.shards.view_file import Picks

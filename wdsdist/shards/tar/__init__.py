@@ -1,1 +1,27 @@
-"""Parse and write tar headers: what GNU tar, bsdtar, Python and webdataset write is read; USTAR is written."""
+"""Read and write tars, of GNU tar, bsdtar, Python and webdataset; which files are tars, and the names of key rules."""
+
+from __future__ import annotations
+
+import re
+
+FIRST_DOT, LAST_DOT = "first-dot", "last-dot"
+
+_COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
+
+
+def is_compressed(name: str) -> bool:
+    """Return whether a file is a compressed tar, by its name.
+
+    >>> is_compressed("train-00.tar.zst"), is_compressed("train-00.tar")
+    (True, False)
+    """
+    return _COMPRESSED.search(name) is not None
+
+
+def is_tar(name: str) -> bool:
+    """Return whether a file is a tar, compressed or not, by its name.
+
+    >>> is_tar("train-00.tgz"), is_tar("train-00.TAR"), is_tar("train-00.tar.wdsindex")
+    (True, True, False)
+    """
+    return name.lower().endswith(".tar") or is_compressed(name)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from wdsdist.errors import ArgumentError, given, printable
-from wdsdist.shards.tar.naming import FIRST_DOT, LAST_DOT
+from wdsdist.shards.tar import FIRST_DOT, LAST_DOT
 
 _MOST_EXTENSIONS = 100
 """Most distinct extensions of a data set; more are parts of keys, cut at the wrong dot."""

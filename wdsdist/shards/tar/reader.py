@@ -7,12 +7,25 @@ Sources: POSIX.1-2017 `pax`; the GNU tar manual, "Basic Tar Format" (long names,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 from zlib import adler32
 
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, REGULAR, ZEROS, Read, decode, number, octal, short_name
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+END = bytes(2 * BLOCK)
+"""The end of a tar file: two blocks of zeros."""
+
+REGULAR = b"0\x007"
+"""Types of regular files."""
+
+LONGEST_HEADERS = 1 << 20
+"""Most bytes of the extended headers of one member: enough for any path, and the attributes of any file system."""
+
+Read = Callable[[int, int], bytes]
+"""Returns the bytes of a tar from the first up to the second offset."""
 
 PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK, SPARSE = b"xXgLKS"
 EXTENDED = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, LONG_NAME, LONG_LINK))
@@ -47,7 +60,6 @@ def entries(buffer: Readable, *, label: str, start: int = 0, stop: int | None = 
     Raises `ShardDamagedError` for a tar that is cut short, lacks its two closing blocks of zeros, has data
     after them, or holds a header with a wrong checksum, an impossible size or a sparse file.
 
-    >>> from wdsdist.shards.tar.fields import END
     >>> from wdsdist.shards.tar.writer import header, padding
     >>> list(entries(header("a.txt", 5) + b"hello" + padding(5) + END, label="a.tar"))
     [('', 'a.txt', 512, 5)]
@@ -177,8 +189,23 @@ def _check_cut(name: str, size: int, data: int, end: int) -> None:
         raise _HeaderError(f"member {name!r} has {size:,} bytes but the file holds {end - data:,} of them,")
 
 
-def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:
-    """Return whether the headers before the data at an offset, the extended ones too, give this name and size."""
+def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
+    """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
+
+    It is true for every member that `entries` yields, with its offset, name and size.
+
+    >>> from wdsdist.shards.tar.writer import header
+    >>> tar = header("a.txt", 5)
+    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "a.txt", 5)
+    True
+    >>> is_member_at(lambda start, stop: tar[start:stop], 512, "b.txt", 5)
+    False
+    """
+    block = read(offset - BLOCK, offset) if offset >= BLOCK else b""
+    if len(block) < BLOCK or block[156] not in REGULAR:
+        return False
+    if (short_name(block), number(block[124:136])) == (name, size):
+        return True  # nearly always: only an extended header can overrule a field that differs
     first = start = offset - BLOCK
     while start >= BLOCK and offset - start < LONGEST_HEADERS:  # back to the first extended header
         start -= BLOCK
@@ -192,3 +219,28 @@ def is_described_as(read: Read, offset: int, name: str, size: int) -> bool:
     except (ShardDamagedError, IndexError):  # or the bytes before the member are not there
         return False
     return entry == ("", name, len(headers), size)
+
+
+def decode(field: bytes) -> str:
+    """Decode a NUL-terminated name; bytes that are not UTF-8 become surrogates, as in ``tarfile``."""
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def short_name(block: bytes) -> str:
+    """Return the name in a header block: its name field, behind the prefix that many writers split off at a slash."""
+    name = decode(block[:100])
+    # Only POSIX headers have a prefix: GNU's keep times in its place.
+    return f"{decode(block[345:500])}/{name}" if block[345] and block[257:263] == b"ustar\0" else name
+
+
+def octal(field: bytes) -> int:
+    """Parse octal digits between optional spaces and NULs; -1 for anything else."""
+    try:
+        return int(field.rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        return -1
+
+
+def number(field: bytes) -> int:
+    """Parse a size field: octal digits, or base-256 by its first byte; negative for anything else."""
+    return int.from_bytes(field[1:], "big") if field[0] == 0x80 else octal(field)

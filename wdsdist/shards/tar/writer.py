@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist.shards.tar.fields import BLOCK
+from wdsdist.shards.tar.reader import BLOCK
 
 Blocks = npt.NDArray[np.uint8]
 """uint8 [headers, 512]."""

@@ -13,8 +13,8 @@ import xxhash
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ShardDamagedError
-from wdsdist.shards.index.values import ShardIndex
-from wdsdist.shards.tar.fields import BLOCK, LONGEST_HEADERS, is_member_at
+from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.tar.reader import BLOCK, LONGEST_HEADERS, is_member_at
 
 Digest = xxhash.xxh3_64
 MASK = 0xFFFFFFFF
