@@ -141,13 +141,9 @@ def test_samples_move_only_within_the_windows_of_their_lane(world: World) -> Non
     order, unmoved = world.epoch_pairs(), still.epoch_pairs()
     for lane in range(lanes):
         mixed, plain = order[lane::lanes], unmoved[lane::lanes]
-        starts = range(0, len(plain), chosen.window) if chosen.window < len(plain) else range(min(1, len(plain)))
-        windows = [(start, min(chosen.window, len(plain) - start)) for start in starts]
-        if len(plain) > chosen.window and len(plain) % chosen.window:
-            begin = windows[-2][0]
-            half = (len(plain) - begin + 1) // 2
-            windows[-2:] = [(begin, half), (begin + half, len(plain) - begin - half)]
-        for start, size in windows:
+        windows = max(1, -(-len(plain) // chosen.window))
+        size = max(1, -(-len(plain) // windows))
+        for start in range(0, len(plain), size):
             assert sorted(mixed[start : start + size]) == sorted(plain[start : start + size])
 
 

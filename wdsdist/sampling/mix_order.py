@@ -48,9 +48,6 @@ _SCATTER = 1024
 
 _GOLDEN = (5**0.5 - 1) / 2
 
-_Node = int | tuple[Fraction, "_Node", "_Node"]
-"""A node of the tree of weights: a stream; or a fork: the share of its places that go left, left and right child."""
-
 
 class MixOrder:
     """One epoch of a mix. A data set goes on from its position at the end of the epoch before.
@@ -111,45 +108,39 @@ class Deal:
         epoch: int,
         stratified: bool = True,
     ) -> None:
-        check_integer("epoch", epoch, 0, 2**63 - 1)
+        start = check_integer("epoch", epoch, 0, 2**63 - 1) * num_samples
         self.num_samples = num_samples
         self.lanes = lanes
-        self.starts = [0] * len(weights)
-        self.counts = [0] * len(weights)
         self._scatter_key = None if stratified else mix_key(seed, epoch, _PLACES)
-        self._tree = self._grown(_tree(weights), epoch * num_samples, num_samples, [], seed)
-
-    def _grown(self, node: _Node, start: int, count: int, path: list[int], seed: int) -> _Split | int:
-        """Lay out a node for this epoch: its places before the epoch, and in it."""
-        if isinstance(node, int):
-            self.starts[node], self.counts[node] = start, count
-            return node
-        key, (share, left, right) = mix_key(seed, *path), node
-        numerator, denominator = share.as_integer_ratio()
-        # The places before the epoch that go left, and the phase that goes on with.
-        before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
-        lane_order = _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS))
-        split = _Split(share, phase, count, lane_order)
-        for side, child, first, size in (
-            (0, left, before, split.left_count),
-            (1, right, start - before, count - split.left_count),
-        ):
-            split.children.append(self._grown(child, first, size, [*path, side], seed))
-        return split
+        # Nodes are the streams, then the forks, of which the root is the last. A fork divides what its parent gives it:
+        # the places before the epoch, those in it, and the path that leads there.
+        forks = list(enumerate(_forks(weights), len(weights)))
+        given: dict[int, tuple[int, int, tuple[int, ...]]] = {len(weights) + len(forks) - 1: (start, num_samples, ())}
+        self._splits: dict[int, tuple[_Split, int, int]] = {}
+        for node, (share, left, right) in reversed(forks):
+            start, count, path = given.pop(node)
+            key, (numerator, denominator) = mix_key(seed, *path), share.as_integer_ratio()
+            # The places before the epoch that go left, and the phase that goes on with.
+            before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
+            split = _Split(share, phase, count, _lane_order(lanes, len(path) + 1, mix_key(key, _ROTATIONS)))
+            given[left] = before, split.left_count, (*path, 0)
+            given[right] = start - before, count - split.left_count, (*path, 1)
+            self._splits[node] = split, left, right
+        self.starts = [given[stream][0] for stream in range(len(weights))]
+        self.counts = [given[stream][1] for stream in range(len(weights))]
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return, for each position, its stream and its number within that stream, from 0."""
         streams = np.zeros(positions.shape, np.int64)
         numbers = positions if self._scatter_key is None else self._scattered(positions, self._scatter_key)
         numbers = numbers.copy()
-        waiting = [(self._tree, np.arange(len(positions)))]
-        while waiting:
-            node, chosen = waiting.pop()
-            if isinstance(node, int):
-                streams[chosen] = node
-                continue
-            goes_left, numbers[chosen] = node.split(numbers[chosen])
-            waiting += zip(node.children, (chosen[goes_left], chosen[~goes_left]), strict=True)
+        chosen = {len(self.starts) + len(self._splits) - 1: np.arange(len(positions))}  # by node
+        for node, (split, left, right) in self._splits.items():
+            own = chosen.pop(node)
+            goes_left, numbers[own] = split.split(numbers[own])
+            chosen[left], chosen[right] = own[goes_left], own[~goes_left]
+        for stream, own in chosen.items():
+            streams[own] = stream
         return streams, numbers
 
     def _scattered(self, positions: Int64s, key: int) -> Int64s:
@@ -183,7 +174,6 @@ class _Split:
         self._tail_phase = phase
         self.left_count = (count * self._numerator + phase) // self._denominator
         """Places that go left."""
-        self.children: list[_Split | int] = []
         lanes = len(lane_order)
         self._rows = count // lanes
         self._lane_phases = (lane_order * self._denominator + phase) // lanes
@@ -218,16 +208,19 @@ def _taken(places: Int64s | np.int64, numerator: int, denominator: int, phase: I
     return np.asarray(whole * numerator + (rest * numerator + phase) // denominator, np.int64)
 
 
-def _tree(weights: Sequence[Fraction]) -> _Node:
-    """Make the Huffman tree of the weights: the fewer splits above a stream, the more exact its share of a batch."""
-    heap: list[tuple[Fraction, int, _Node]] = [(weight, k, k) for k, weight in enumerate(weights)]
+def _forks(weights: Sequence[Fraction]) -> list[tuple[Fraction, int, int]]:
+    """Return the inner nodes of the Huffman tree of the weights: the share of the left child, left and right child.
+
+    The fewer splits above a stream, the more exact its share of a batch. Nodes are numbered behind the streams.
+    """
+    heap = [(weight, stream) for stream, weight in enumerate(weights)]
     heapq.heapify(heap)
-    for number in range(len(weights), len(weights) + len(heap) - 1):
-        light, _, left = heapq.heappop(heap)
-        heavy, _, right = heapq.heappop(heap)
-        share = (light / (light + heavy)).limit_denominator(_FINEST)
-        heapq.heappush(heap, (light + heavy, number, (share, left, right)))
-    return heap[0][2]
+    forks: list[tuple[Fraction, int, int]] = []
+    while len(heap) > 1:
+        (light, left), (heavy, right) = heapq.heappop(heap), heapq.heappop(heap)
+        forks.append(((light / (light + heavy)).limit_denominator(_FINEST), left, right))
+        heapq.heappush(heap, (light + heavy, len(weights) + len(forks) - 1))
+    return forks
 
 
 def _lane_order(lanes: int, depth: int, rotation: int) -> Int64s:
