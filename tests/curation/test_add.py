@@ -128,8 +128,8 @@ def test_columns_are_what_the_members_hold_and_unreadable_members_are_counted(
 ) -> None:
     data = wdsdist.open(folder)
     before = {path.name: path.read_bytes() for path in folder.glob("*.tar*")}
-    assert data.add_columns(fields=FIELDS, probe=PROBES, workers=2) is data
-    check(wdsdist.open(folder), folder)
+    assert data.add_columns(fields=FIELDS, probe=[*PROBES, "image.width"], workers=2) is data
+    check(wdsdist.open(folder), folder, [*NAMES, "image.width"])
     assert set(NAMES) <= set(wdsdist.open(folder).columns)
     assert {path.name: path.read_bytes() for path in folder.glob("*.tar*")} == before
     assert {path.name for path in (folder / "columns").iterdir() if path.suffix != ".parquet"} == {column_file.LOCK}

@@ -33,10 +33,10 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     """Add columns to SHARDS, or refresh them.
 
     A column has one value per sample. `wdsdist select` and batches of variable lengths use columns. --field reads small
-    members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, jpg.height, npy.shape, npy.dtype,
-    npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, with rows in any order, and fills in
-    missing values. Without these options, existing columns of members get the values of appended shards; join tables
-    again. `wdsdist info` lists the columns.
+    members: cls, txt, txt.length, json.size.width. --probe reads headers: jpg.width, image.height of any image,
+    npy.shape, npy.dtype, npy.tokens, mp4.seconds, mp4.frames. --join adds the columns of a table, with rows in any
+    order, and fills in missing values. Without these options, existing columns of members get the values of appended
+    shards; join tables again. `wdsdist info` lists the columns.
     """
     from wdsdist.curation import column_file
     from wdsdist.curation.add import add_columns

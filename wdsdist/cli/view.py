@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ import click
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.cli.options import command, number_option, of_shards, opened
 from wdsdist.cli.output import say
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @command(
@@ -56,13 +55,12 @@ def view(
     manifest = opened(*shards)
     transforming = None if transform is None else named_object(transform)
     shown = server.View(manifest, [*map(storage.shown, shards)], decode=decoding, transform=transforming)
-    token = secrets.token_urlsafe(18) if with_token or host not in _LOOPBACK else ""
-
-    def ready(url: str) -> None:
-        say(f"{url} shows {counted(manifest.num_samples, 'sample')} in {counted(len(manifest.counts), 'shard')}")
+    token = secrets.token_urlsafe(18) if with_token or host not in server.LOOPBACK else ""
+    with server.Server(shown, host=host, port=port, token=token) as serving, contextlib.suppress(KeyboardInterrupt):
+        samples, shards_in_all = counted(manifest.num_samples, "sample"), counted(len(manifest.counts), "shard")
+        say(f"{serving.url} shows {samples} in {shards_in_all}")
         say("ends with Ctrl-C", err=True)
-
-    server.serve(shown, host=host, port=port, token=token, ready=ready)
+        serving.serve_forever()
 
 
 @command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")

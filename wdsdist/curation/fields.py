@@ -16,7 +16,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
-from wdsdist._util.file_types import last_part
+from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
 from wdsdist._util.pools import Carried, completed, pool
@@ -144,11 +144,13 @@ class _Reading(NamedTuple):
 def _reading(name: str, extensions: Sequence[str]) -> _Reading | None:
     """Return how a column is read if members have these extensions; ``None`` if no extension fits.
 
-    A name such as ``jpg.width`` is of a header, and ``jpg;png.width`` of the first of these members that a sample has.
+    A name such as ``jpg.width`` is of a header, and ``jpg;png.width`` of the first of these members that a sample has;
+    ``image.width`` is of any image.
     All other names, also of JSON members, are paths in small members.
     """
     known, (member, _, what) = {extension.lower() for extension in extensions}, name.rpartition(".")
-    present = tuple(each for each in member.split(";") if each in known)
+    named = [each for part in member.split(";") for each in (IMAGE_TYPES if part == "image" else [part])]
+    present = tuple(each for each in named if each in known)
     if present and what in _PROBES and not any(kind_of(each) in JSON for each in present):
         return _Reading(present, *_PROBES[what])
     parts = name.split(".")

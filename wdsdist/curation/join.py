@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from wdsdist.curation.query import connected
 from wdsdist.errors import ArgumentError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
-from wdsdist.packing.tables.open import open_at
+from wdsdist.packing.tables.table import open_at
 from wdsdist.shards.open import matching
 from wdsdist.shards.shard_indexes import shard_index
 
@@ -37,9 +36,10 @@ _MEMORY = 4 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _NONE = np.iinfo(np.int64).max
 _LOOKED_AT = 200
-"""Samples, and rows, whose values are compared if no sample has a row."""
-_COMPARED = (*fields.JSON, "txt", "url", "id", "cls")
-"""Members whose values are compared with such a table."""
+"""Samples whose small members are looked at for values that a table may have."""
+_SMALL = (*fields.JSON, "txt", "url", "id", "cls")
+_SHOWN = 8
+"""Columns and fields whose values are shown if no sample has a row."""
 _log = logging.getLogger("wdsdist")
 
 
@@ -124,16 +124,17 @@ def match(
     """
     pa, failed = pyarrow(), list[Exception]()
     schema = pa.schema([("n", pa.int64()), ("key", pa.large_string())])
-    heads: dict[str, list[str]] = {"samples": [], "rows": []}
-    counts = dict.fromkeys(heads, 0)
+    first: dict[str, str] = {}
+    counts = {"samples": 0, "rows": 0}
 
     def numbered(name: str, parts: Iterable[Any]) -> Iterator[Any]:
         try:
             for part in parts:
-                first, strings = counts[name], part.cast("large_string")
+                start, strings = counts[name], part.cast("large_string")
                 counts[name] += len(part)
-                heads[name] += _first(strings) if len(heads[name]) < _LOOKED_AT else []
-                yield pa.record_batch([pa.array(np.arange(first, counts[name])), strings], schema=schema)
+                if name not in first and (value := _first(strings)):
+                    first[name] = value
+                yield pa.record_batch([pa.array(np.arange(start, counts[name])), strings], schema=schema)
         except Exception as error:  # DuckDB would raise another one in its place
             failed.append(error)
             raise
@@ -155,56 +156,41 @@ def match(
                 raise failed[0] from None
             raise
     if counts["rows"] and len(rows) and (rows == _NONE).all():
-        raise ArgumentError(_advice(data, own, label, **heads), argument=argument)
+        shown = list(({own: first.get("samples", "")} | examples(data)).items())[:_SHOWN]
+        values = ", ".join(f"{name} {value[:40]!r}" for name, value in shown)
+        raise ArgumentError(
+            f"no sample's {own} is in {label}, which has {first.get('rows')!r}; samples have {values}: name the "
+            f"columns of the data set and of the table with {given('on')}",
+            argument=argument,
+        )
     return np.where(rows == _NONE, -1, rows)
 
 
-def _first(values: Any) -> list[str]:
-    """Return the first values that are not missing, as strings."""
-    first: list[str] = values.slice(0, 2 * _LOOKED_AT).cast("large_string").drop_null()[:_LOOKED_AT].to_pylist()
-    return first
+def _first(values: Any) -> str:
+    """Return the first value that is neither missing nor empty, as a string; an empty string if there is no such."""
+    strings: list[str | None] = values.slice(0, _LOOKED_AT).cast("large_string").to_pylist()
+    return next(filter(None, strings), "")
 
 
-def _advice(data: Manifest, own: str, label: str, samples: Sequence[str], rows: Sequence[str]) -> str:
-    """Return an error that shows a value of each side, and names the column whose values look like the rows'."""
-    sample, row = (next(iter(values), None) for values in (samples, rows))
-    known, patterns = set(rows), set(map(_pattern, rows))
-    alike = {
-        name: (len(known.intersection(values)), sum(_pattern(value) in patterns for value in values))
-        for name, values in examples(data).items()
-        if name != own
-    }
-    best = max(alike, key=lambda name: alike[name], default="")
-    advice = f"name the columns of the data set and of the table with {given('on')}"
-    if best and any(alike[best]):
-        advice = f"the values of {best!r} look alike, so pass {given('on', best)}"
-    return f"no sample's {own} is in {label}, which has {row!r}, and a sample {sample!r}: {advice}"
-
-
-def _pattern(value: str) -> str:
-    """Return the start of a value with letters and digits made alike, which similar values share; a short value itself.
-
-    >>> _pattern("https://a.b/c") == _pattern("http://x.y/z/0.jpg"), _pattern("000012") == _pattern("cat")
-    (True, False)
-    """
-    pattern = re.sub("[A-Za-z]+", "a", re.sub("[0-9]+", "0", value))[:4]
-    return pattern if len(pattern) == 4 else value
-
-
-def examples(data: Manifest) -> dict[str, list[str]]:
-    """Return some values of the columns, and of the fields in JSON members, of the first samples of a data set."""
+def examples(data: Manifest) -> dict[str, str]:
+    """Return a value of each column, and of each field in small members, of the first samples of a data set."""
     part = next(part for part in data.data_sets if part.num_samples).whole
     shard = int((part.counts > 0).argmax())
-    examples: dict[str, list[str]] = {}
+    examples: dict[str, str] = {}
     for name in (column_file.KEY, *column_file.names(part)):
         with contextlib.suppress(ArgumentError):
             examples[name] = _first(ColumnReader(part, name).read([shard]))
-    small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _COMPARED]
+    small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _SMALL]
     members, _ = fields.read(part, small, shard, _LOOKED_AT)
     for member, values in members.items():
-        for value in _first(values):
-            row = json.loads(value) if fields.kind_of(member) in fields.JSON else value
-            for name, inner in row.items() if isinstance(row, dict) else [("", row)]:
-                if isinstance(inner, (str, int)) and inner != "":
-                    examples.setdefault(f"{member}.{name}".removesuffix("."), []).append(str(inner))
+        if fields.kind_of(member) not in fields.JSON:
+            examples.setdefault(member, _first(values))
+            continue
+        for string in values.cast("large_string").drop_null().to_pylist():
+            row = None
+            with contextlib.suppress(ValueError):  # a string of JSON stands without its quotes
+                row = json.loads(string)
+            for name, value in row.items() if isinstance(row, dict) else ():
+                if isinstance(value, str | int) and value != "":
+                    examples.setdefault(f"{member}.{name}", str(value))
     return examples

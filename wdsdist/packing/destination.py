@@ -106,10 +106,14 @@ class Destination:
             with atomic_write(self.folder / name) as stream:
                 yield stream
             return
+        is_made = False
         try:
             with storage.upload(self.at(name), self.options) as stream:
                 yield stream
+                is_made = True
         except StorageError as error:
+            if not is_made:  # of a source that is read meanwhile
+                raise
             raise DestinationError(str(error)) from error
 
     def remove(self, name: str) -> None:

@@ -1,10 +1,12 @@
-"""Data sets to look at, and the application that shows them, in this process."""
+"""Data sets to look at, and servers that show them, in this process."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tarfile
+import threading
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
+from httpx2 import Client
 
 import wdsdist
 from tests.support.photos import encode, photo
@@ -52,11 +54,28 @@ def samples(count: int = 12) -> Iterator[dict[str, Any]]:
         }
 
 
-def client_of(manifest: Manifest, **more: Any) -> TestClient:
-    """Return a client of the application that shows a data set."""
-    options = {name: more.pop(name) for name in ("token", "hosts") if name in more}
-    view = server.View(manifest, ["shards"], **more)
-    return TestClient(server.app(view, **options), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+_running = contextlib.ExitStack()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Iterator[None]:
+    """End the servers of a module's tests."""
+    yield
+    _running.close()
+
+
+def served(manifest: Manifest, *, host: str = "127.0.0.1", token: str = "", **more: Any) -> str:
+    """Serve a data set from a thread, and return the URL."""
+    running = _running.enter_context(server.Server(server.View(manifest, ["shards"], **more), host=host, token=token))
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    _running.callback(running.shutdown)
+    return running.url
+
+
+def client_of(manifest: Manifest, **more: Any) -> Client:
+    """Return a client of a server that shows a data set."""
+    port = served(manifest, **more).rpartition(":")[2].partition("/")[0]
+    return _running.enter_context(Client(base_url=f"http://127.0.0.1:{port}", timeout=60))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +87,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 @pytest.fixture(scope="module")
-def client(data: Manifest) -> TestClient:
+def client(data: Manifest) -> Client:
     return client_of(data)
 
 

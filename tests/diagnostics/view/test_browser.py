@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics.view import server
+from tests.diagnostics.view.conftest import served
 from wdsdist.shards.manifest import Manifest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -59,29 +58,6 @@ def browser() -> Iterator[Any]:
     _THREAD.submit(started.stop).result()
 
 
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Any]:
-    """Serves a data set from a thread of this process, and returns the URL."""
-    import uvicorn
-
-    servers = []
-
-    def start(manifest: Manifest, **more: Any) -> str:
-        view = server.View(manifest, ["shards"], **more)
-        listener = server.listening("127.0.0.1", 0)
-        config = uvicorn.Config(server.app(view), log_level="error", ws="none", lifespan="off")
-        running = uvicorn.Server(config)
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        servers.append((running, thread))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
-
-    yield start
-    for running, thread in servers:
-        running.should_exit = True
-        thread.join(20)
-
-
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
     found = _THREAD.submit(new_page, browser).result()
@@ -106,8 +82,8 @@ def browser_error() -> type[Exception]:
 
 
 @apart
-def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifest) -> None:
-    url = serve(data)
+def test_people_look_search_choose_and_step(page: Any, data: Manifest) -> None:
+    url = served(data)
     page.goto(url)
     page.wait_for_selector(".tile")
     assert page.locator(".tile").count() == 12
@@ -143,8 +119,8 @@ def test_people_look_search_choose_and_step(page: Any, serve: Any, data: Manifes
 
 
 @apart
-def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, serve: Any, data: Manifest) -> None:
-    page.goto(f"{serve(data)}#/epoch?ranks=2&batch_size=3")
+def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, data: Manifest) -> None:
+    page.goto(f"{served(data)}#/epoch?ranks=2&batch_size=3")
     page.wait_for_selector(".plan canvas")
     page.hover(".plan canvas", position={"x": 200, "y": 10})
     page.wait_for_selector("#tip >> text=rank 0, batch 0")
@@ -156,16 +132,16 @@ def test_an_epoch_is_hovered_and_its_batch_opened(page: Any, serve: Any, data: M
 
 
 @apart
-def test_a_bar_of_a_histogram_filters(page: Any, serve: Any, tmp_path: Path) -> None:
+def test_a_bar_of_a_histogram_filters(page: Any, tmp_path: Path) -> None:
     made = ({"json": {"x": n / 7}} for n in range(64))
-    page.goto(f"{serve(wdsdist.pack(made, tmp_path / 'shards').add_columns(fields=['json.x']))}#/columns")
+    page.goto(f"{served(wdsdist.pack(made, tmp_path / 'shards').add_columns(fields=['json.x']))}#/columns")
     page.locator(".card svg a").first.click()
     page.wait_for_selector("text=1 to 2 of 2 samples, of 64 in all")
 
 
 @apart
-def test_every_failure_stands_in_the_same_place(page: Any, serve: Any, data: Manifest) -> None:
-    url = serve(data)
+def test_every_failure_stands_in_the_same_place(page: Any, data: Manifest) -> None:
+    url = served(data)
     for part, message in (
         ("nowhere", "there is no page #/nowhere"),
         ("sample/12", "there is no sample 12"),
@@ -182,8 +158,8 @@ def test_every_failure_stands_in_the_same_place(page: Any, serve: Any, data: Man
 
 
 @apart
-def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: Manifest) -> None:
-    url = serve(hostile)
+def test_nothing_in_hostile_data_runs_or_leaves(page: Any, hostile: Manifest) -> None:
+    url = served(hostile)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     for part in (
@@ -216,9 +192,9 @@ def test_nothing_in_hostile_data_runs_or_leaves(page: Any, serve: Any, hostile: 
 
 @pytest.mark.slow
 @apart
-def test_the_page_fits_a_phone(page: Any, serve: Any, data: Manifest) -> None:
+def test_the_page_fits_a_phone(page: Any, data: Manifest) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
-    url = serve(data)
+    url = served(data)
     for part in ("samples", "sample/1", "columns", "epoch"):
         page.goto("about:blank")
         page.goto(f"{url}#/{part}")

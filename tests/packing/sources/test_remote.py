@@ -104,8 +104,10 @@ def test_the_tables_of_a_remote_folder_are_packed_together(store: str, extension
 def test_a_store_that_fails_stops_packing_and_leaves_no_sample_out(tmp_path: Path) -> None:
     with MemoryStore({"photos/a.txt": b"a", "photos/b.txt": b"b"}) as store:
         store.plant(Fault("*.txt", "error", verb="read", error=PermissionError("the store is down")))
-        with pytest.raises(StorageError, match="the store is down"):
-            pack(f"{store.url}/photos", tmp_path / "out", workers=1, on_error="skip")
+        for dest in (str(tmp_path / "out"), f"{store.url}/out"):
+            with pytest.raises(StorageError, match="the store is down"):
+                pack(f"{store.url}/photos", dest, workers=1, on_error="skip")
+        assert "out/index.json" not in store.files
     assert not (tmp_path / "out" / "index.json").exists()
 
 

@@ -1,25 +1,34 @@
-"""The server of ``wdsdist view``: a page, the samples as JSON and pictures, and members as inert bytes."""
+"""The server of ``wdsdist view``: a page, the samples as JSON and pictures, and members as inert bytes.
+
+Three things could turn against the user of a page on loopback: a site in the same browser that has its own name
+resolved to 127.0.0.1 (DNS rebinding), one that embeds or posts to the page, and the data itself. So requests are
+checked before they are answered, and a browser runs nothing in an answer.
+"""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
 import functools
+import hmac
 import logging
 import os
 import re
 import shlex
 import socket
+import socketserver
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from wdsdist import storage
 from wdsdist._util import strict_json
-from wdsdist._util.extras import extra
 from wdsdist._util.file_types import last_part
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
@@ -32,13 +41,10 @@ from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSamp
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp
-
-_STATIC = Path(__file__).parent / "static"
+_STATIC = {path.name: path.read_bytes() for path in (Path(__file__).parent / "static").iterdir()}
 """The files of the page; no other file is served."""
+_TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript"}
+_JSON, _TEXT, _FILE = "application/json", "text/plain", "application/octet-stream"
 
 _PIECE = 4 << 20
 """Bytes of a member that are sent at once."""
@@ -50,7 +56,39 @@ _CHOICES = 8
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Names under which this machine is its own; an ssh tunnel keeps them, with another port."""
+_OF_PAGE = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; connect-src "
+    "'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+"""Policy of the page: its own script and style, no inline ones, and no way from a string to markup."""
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; media-src 'self'; sandbox; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of all answers but the page, which has a policy of its own."""
+
 _log = logging.getLogger("wdsdist")
+
+Query = Mapping[str, str]
+
+
+class Answer(NamedTuple):
+    """An answer to a request."""
+
+    content: Iterable[bytes]
+    kind: str
+    """Its media type."""
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    """Its own headers; with ``content-length``, if the content is not a list."""
 
 
 class View:
@@ -76,15 +114,45 @@ class View:
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
-    def page(self, request: Request) -> Response:
-        """Answer with the page itself."""
-        from starlette.responses import FileResponse
+    def answer(self, path: str, query: Query, span: str | None) -> Answer:
+        """Answer a request for a path, for part of a member if it has the header ``Range``; errors are strings."""
+        status = 200
+        try:
+            answer = self._answer(path, query, span)
+        except IndexError as error:
+            status, answer = 404, {"error": str(error)}
+        except (WdsdistError, ValueError) as error:
+            status, answer = 422, {"error": str(error)}
+        except Exception as error:
+            _log.exception("a request for the page failed")
+            status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
+        if isinstance(answer, Answer):
+            return answer
+        # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
+        return Answer([strict_json.dumps(answer).encode()], _JSON, status)
 
-        from wdsdist.diagnostics.view.guard import PAGE
+    def _answer(self, path: str, query: Query, span: str | None) -> Any:
+        """Return an answer, or data for JSON. Raises ``IndexError`` for what there is not."""
+        match path.split("/"):
+            case [""]:
+                return Answer([_STATIC["view.html"]], _TYPES["html"], headers={"content-security-policy": _OF_PAGE})
+            case ["static", name] if name in _STATIC:
+                return Answer([_STATIC[name]], _TYPES[last_part(name)])
+            case ["api", "data" | "samples" | "problems" | "columns" | "column" | "epoch" | "batch" as name]:
+                return getattr(self, name)(query)
+            case ["api", "sample", number] if number.isdecimal():
+                return self.sample(int(number), query)
+            case ["member", number, member] if f"{number}{member}".isdecimal():
+                return self.member(*self._member(int(number), int(member)), span)
+            case ["picture", number, member] if f"{number}{member}".isdecimal():
+                side = pictures.PAGE if query.get("size") == "page" else pictures.TILE
+                shown = self._member(int(number), int(member))
+                with self._drawing:
+                    content, kind = describe.picture(self.reader, *shown, side, self.style)
+                return Answer([content], kind)
+        raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
 
-        return FileResponse(_STATIC / "view.html", headers={"content-security-policy": PAGE})
-
-    def data(self, request: Request) -> Any:
+    def data(self, query: Query) -> Any:
         """Return facts about the data set."""
         manifest, first = self.manifest, self.shards[0].rstrip("/")
         more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
@@ -97,16 +165,16 @@ class View:
             "fields": extensions_in(manifest),
         }
 
-    def samples(self, request: Request) -> Any:
+    def samples(self, query: Query) -> Any:
         """Return some samples of the data set, or of those for which ``where`` is true, from ``start`` on."""
-        start, count = _integer(request, "start", 0), min(_integer(request, "count", 24), _MOST_SAMPLES)
-        chosen = self._chosen(request)
+        start, count = _integer(query, "start", 0), min(_integer(query, "count", 24), _MOST_SAMPLES)
+        chosen = self._chosen(query)
         numbers = map(int, chosen[start : start + count])
         return {"total": len(chosen), "start": start, "samples": list(self._readers.map(self._described, numbers))}
 
-    def sample(self, request: Request) -> Any:
+    def sample(self, number: int, query: Query) -> Any:
         """Return all of one sample; with ``where``, its neighbours among those for which it is true."""
-        number, chosen = request.path_params["number"], self._chosen(request)
+        chosen = self._chosen(query)
         about = self._described(number, describe.PAGE)
         smaller, larger = bisect.bisect_left(chosen, number), bisect.bisect_right(chosen, number)
         before = int(chosen[smaller - 1]) if smaller else None
@@ -126,39 +194,25 @@ class View:
         code = f"wdsdist.StreamingDataset({shards!r}, decode=True)[{number}]"
         return {**about, "columns": columns, "code": code, "before": before, "after": after}
 
-    def member(self, request: Request) -> Response:
+    def member(self, sample: StoredSample, member: StoredMember, span: str | None) -> Answer:
         """Answer with the bytes of a member, or a range of them, as media that is played or as a file to save."""
-        from starlette.responses import Response, StreamingResponse
-
-        sample, member = self._member(request)
-        kind = describe.MEDIA.get(last_part(member.extension), "application/octet-stream")
+        kind = describe.MEDIA.get(last_part(member.extension), _FILE)
         headers = {"accept-ranges": "bytes"}
-        if kind == "application/octet-stream":
+        if kind == _FILE:
             name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{sample.key}.{member.extension}".rpartition("/")[2])[-150:]
             headers["content-disposition"] = f'attachment; filename="{name}"'
-        span = _range(request.headers.get("range"), member.size)
-        if span is None:
+        part = _range(span, member.size)
+        if part is None:
             starts = range(0, member.size, _PIECE)
             pieces = (self.reader.read(sample, member, start, start + _PIECE) for start in starts)
-            headers["content-length"] = str(member.size)
-            return StreamingResponse(pieces, media_type=kind, headers=headers)
-        start, stop = span
+            return Answer(pieces, kind, headers=headers | {"content-length": str(member.size)})
+        start, stop = part
         if start >= stop:
-            return Response(status_code=416, headers={"content-range": f"bytes */{member.size}"})
+            return Answer([], kind, 416, {"content-range": f"bytes */{member.size}"})
         headers["content-range"] = f"bytes {start}-{stop - 1}/{member.size}"
-        return Response(self.reader.read(sample, member, start, stop), 206, headers, kind)
+        return Answer([self.reader.read(sample, member, start, stop)], kind, 206, headers)
 
-    def picture(self, request: Request) -> Response:
-        """Answer with the picture of a member, as large as a tile or a page needs."""
-        from starlette.responses import Response
-
-        sample, member = self._member(request)
-        side = pictures.PAGE if request.query_params.get("size") == "page" else pictures.TILE
-        with self._drawing:
-            content, kind = describe.picture(self.reader, sample, member, side, self.style)
-        return Response(content, media_type=kind)
-
-    def problems(self, request: Request) -> Any:
+    def problems(self, query: Query) -> Any:
         """Return damaged shards and left-out samples, starting at one shard, from indexes and sizes alone.
 
         A problem is a shard that is missing, or is not what its index says (``damaged``); or a sample that was ``left
@@ -167,7 +221,7 @@ class View:
         """
         items: list[dict[str, str]] = []
         end, total = time.monotonic() + _SECONDS, len(self.manifest.counts)
-        number = _integer(request, "shard", 0)
+        number = _integer(query, "shard", 0)
         while number < total:
             name = shard_name(self.manifest, number)
             try:
@@ -180,45 +234,45 @@ class View:
                 break
         return {"items": items, "next_shard": number if number < total else None, "num_shards": total}
 
-    def columns(self, request: Request) -> Any:
+    def columns(self, query: Query) -> Any:
         """Return the names of the columns that can be counted, and examples of filters by columns."""
-        self._chosen(request)  # an expression that is wrong fails once, not in each column
+        self._chosen(query)  # an expression that is wrong fails once, not in each column
         names = [name for name in self.manifest.columns if name not in ("key", "shard")]
         columns = [{"name": name, "is_free": is_free(name)} for name in names]
         return {"columns": columns, "examples": figures.examples(self.manifest)}
 
-    def column(self, request: Request) -> Any:
+    def column(self, query: Query) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
-        chosen = self._chosen(request) if request.query_params.get("where") else None
-        name = request.query_params.get("name", "")
+        chosen = self._chosen(query) if query.get("where") else None
+        name = query.get("name", "")
         return figures.of_column(self.manifest, name, chosen, self.style.classes)
 
-    def epoch(self, request: Request) -> Any:
+    def epoch(self, query: Query) -> Any:
         """Return which shards each rank reads for each batch of an epoch."""
-        return epoch.picture(self.manifest, self._choice(request))
+        return epoch.picture(self.manifest, self._choice(query))
 
-    def batch(self, request: Request) -> Any:
+    def batch(self, query: Query) -> Any:
         """Return one batch as training gets it."""
-        rank, number = _integer(request, "rank", 0), _integer(request, "batch", 0)
+        rank, number = _integer(query, "rank", 0), _integer(query, "batch", 0)
         return epoch.batch(
-            self.manifest, self._choice(request), rank=rank, number=number, style=self.style, decode=self.decode,
+            self.manifest, self._choice(query), rank=rank, number=number, style=self.style, decode=self.decode,
             transform=self.transform,
         )  # fmt: skip
 
-    def _chosen(self, request: Request) -> Any:
+    def _chosen(self, query: Query) -> Any:
         """Return the numbers of the samples for which ``where`` is true, in order; of all without that."""
-        where = request.query_params.get("where")
+        where = query.get("where")
         return self._chosen_by(where) if where else range(self.manifest.num_samples)
 
-    def _choice(self, request: Request) -> Choice:
+    def _choice(self, query: Query) -> Choice:
         """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
         samples = self.manifest.num_samples
-        batch_size = _integer(request, "batch_size", max(1, min(64, samples)))
+        batch_size = _integer(query, "batch_size", max(1, min(64, samples)))
         return {
-            "ranks": _integer(request, "ranks", max(1, min(8, samples // max(1, batch_size)))),
+            "ranks": _integer(query, "ranks", max(1, min(8, samples // max(1, batch_size)))),
             "batch_size": batch_size,
-            "epoch": _integer(request, "epoch", 0),
-            "seed": _integer(request, "seed", 0),
+            "epoch": _integer(query, "epoch", 0),
+            "seed": _integer(query, "seed", 0),
         }
 
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
@@ -241,106 +295,98 @@ class View:
             "members": members,
         }
 
-    def _member(self, request: Request) -> tuple[StoredSample, StoredMember]:
-        sample, number = self.reader.sample(request.path_params["number"]), request.path_params["member"]
-        if number >= len(sample.members):
-            raise IndexError(f"sample {sample.number:,} has {len(sample.members)} members, and no number {number}")
-        return sample, sample.members[number]
+    def _member(self, number: int, member: int) -> tuple[StoredSample, StoredMember]:
+        sample = self.reader.sample(number)
+        if member >= len(sample.members):
+            raise IndexError(f"sample {number:,} has {len(sample.members)} members, and no number {member}")
+        return sample, sample.members[member]
 
 
-def app(view: View, *, hosts: Sequence[str] | None = None, token: str = "") -> ASGIApp:
-    """Return the application, which refuses requests that are not for one of the ``hosts`` or lack the token.
-
-    Raises `ExtraMissingError` without the extra ``view``.
-    """
-    extra("starlette", "view", "`wdsdist view`")
-    from starlette.applications import Starlette
-    from starlette.routing import Mount, Route
-    from starlette.staticfiles import StaticFiles
-
-    from wdsdist.diagnostics.view.guard import LOOPBACK, Guard
-
-    sample = "{number:int}"
-    pages = {
-        "/": view.page, f"/api/sample/{sample}": view.sample, f"/member/{sample}/{{member:int}}": view.member,
-        f"/picture/{sample}/{{member:int}}": view.picture,
-    }  # fmt: skip
-    for name in ("data", "samples", "problems", "columns", "column", "epoch", "batch"):
-        pages[f"/api/{name}"] = getattr(view, name)
-    files = Mount("/static", StaticFiles(directory=_STATIC))
-    routes = [files, *(Route(path, _answering(page)) for path, page in pages.items())]
-    pages_and_errors = Starlette(routes=routes, exception_handlers={404: _answering(_unknown)})
-    return Guard(pages_and_errors, hosts=LOOPBACK if hosts is None else hosts, token=token)
-
-
-def _unknown(request: Request) -> Any:
-    raise IndexError(f"there is no address {request.url.path}: open the URL that `wdsdist view` printed")
-
-
-def serve(view: View, *, host: str, port: int, token: str, ready: Callable[[str], None]) -> None:
-    """Serve a data set until the process is interrupted.
+class Server(socketserver.ThreadingTCPServer):
+    """The server of a page, which a thread answers for each connection.
 
     Args:
         view: the data set.
         host: address to listen on.
         port: of the host; 0 takes a free one.
         token: what each path must begin with; empty if no token is needed.
-        ready: called with the URL once requests are answered.
 
-    Raises `ArgumentError` if the address cannot be used, and `ExtraMissingError` without the extra ``view``.
+    Raises `ArgumentError` if the address cannot be used.
     """
-    uvicorn = extra("uvicorn", "view", "`wdsdist view`")
-    listener = listening(host, port)
-    address, number = listener.getsockname()[:2]
-    # Behind a wildcard any name may lead here; there is a token then, which no other site knows.
-    hosts = [] if address in ("0.0.0.0", "::") else [host, address, "localhost", "127.0.0.1", "::1"]
-    config = uvicorn.Config(
-        app(view, hosts=hosts, token=token), log_level="warning", ws="none", lifespan="off", server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    name = socket.gethostname() if not hosts else host
-    ready(f"http://{f'[{name}]' if ':' in name else name}:{number}/{f'{token}/' if token else ''}")
-    with contextlib.suppress(KeyboardInterrupt):  # the usual end, which uvicorn raises once it has closed
-        uvicorn.Server(config).run(sockets=[listener])
 
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 128
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address; port 0 takes a free one. Raises `ArgumentError` if it cannot."""
-    check_integer("port", port, 0, 65535)
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
-        raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; {remedy}") from error
-
-
-def _answering(make: Callable[[Request], Any]) -> Callable[..., Response]:
-    """Return an endpoint of a function that returns a response, or data for JSON; errors are sent as strings."""
-    from starlette.responses import Response
-
-    def endpoint(request: Request, _: Exception | None = None) -> Response:
-        status = 200
+    def __init__(self, view: View, *, host: str = "127.0.0.1", port: int = 0, token: str = "") -> None:
+        self.view, self.root = view, f"/{token}/" if token else "/"
+        check_integer("port", port, 0, 65535)
         try:
-            answer = make(request)
-        except IndexError as error:
-            status, answer = 404, {"error": str(error)}
-        except (WdsdistError, ValueError) as error:
-            status, answer = 422, {"error": str(error)}
-        except Exception as error:
-            _log.exception("a request for the page failed")
-            status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
-        if isinstance(answer, Response):
-            return answer
-        # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
-        return Response(strict_json.dumps(answer), status, media_type="application/json")
+            info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            self.address_family = info[0]
+            super().__init__(info[4][:2], _Handler)
+        except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
+            raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; {remedy}") from error
+        address, number = self.server_address[:2]
+        # Behind a wildcard any name may lead here; there is a token then, which no other site knows.
+        self.hosts = () if address in ("0.0.0.0", "::") else (host, address, *LOOPBACK)
+        name = host if self.hosts else socket.gethostname()
+        self.url = f"http://{f'[{name}]' if ':' in name else name}:{number}{self.root}"
 
-    return endpoint
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error while an answer is sent, unless its reader has gone away."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            _log.exception("an answer of the page broke off")
+
+    def refusal(self, path: str, headers: Mapping[str, str]) -> str:
+        """Return why a request is refused, or an empty string."""
+        host, origin, name = headers.get("host", ""), headers.get("origin"), None
+        with contextlib.suppress(ValueError):
+            name = urlsplit(f"//{host}").hostname
+        if self.hosts and name not in self.hosts:
+            return f"{host!r} is not a name of this server: open the URL that `wdsdist view` printed"
+        if not hmac.compare_digest(path[: len(self.root)].encode(), self.root.encode()):
+            return "the URL lacks the token: open the one that `wdsdist view` printed"
+        is_ours = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+        if not is_ours or (origin is not None and origin.partition("://")[2] != host):
+            return "another site asks for this"
+        return ""
 
 
-def _integer(request: Request, name: str, default: int) -> int:
-    string = request.query_params.get(name) or str(default)
+class _Handler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    disable_nagle_algorithm = True
+    error_message_format, error_content_type = "%(code)d", _TEXT
+    server_version, sys_version = "wdsdist", ""
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if refusal := self.server.refusal(path, self.headers):
+            answer = Answer([refusal.encode("utf-8", "replace")], _TEXT, 403)
+        else:
+            own = path.removeprefix(self.server.root)
+            answer = self.server.view.answer(own, dict(parse_qsl(query)), self.headers.get("range"))
+        length = {"content-length": str(sum(map(len, answer.content)))} if isinstance(answer.content, list) else {}
+        self.send_response_only(answer.status)
+        for name, value in {**_HEADERS, "content-type": answer.kind, **length, **answer.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        for piece in answer.content if self.command == "GET" else ():
+            self.wfile.write(piece)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *args: Any) -> None:
+        """Log nothing: the terminal belongs to the user."""
+
+
+def _integer(query: Query, name: str, default: int) -> int:
+    string = query.get(name) or str(default)
     if not string.isdecimal() or len(string) > 18:
         raise ArgumentError(f"{name} is {string!r}: it must be a number from 0")
     return int(string)
