@@ -112,13 +112,8 @@ def open_tolerant(
         return _open_tars(locations, storage_options, load, skip=skip, key=key)
     if storage.split(locations[0])[1].endswith(".json"):
         return load(locations[0], storage_options)
-    return _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
-
-
-def _open_folder(
-    location: str, storage_options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
-) -> Manifest:
-    """Open a folder with an index.json or the counts of another tool, or a view: the name does not tell which."""
+    # A folder with an index.json or the counts of another tool, or a view: the name does not say which.
+    (location,) = locations
     refusal: NotFoundError | StorageError | None = None
     if storage.is_remote(location) and "?" in location:  # signed for one file, such as a view
         refusal = NotFoundError(f"{storage.shown(location)} is not a view: name an index.json or a tar")
