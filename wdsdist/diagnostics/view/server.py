@@ -235,11 +235,10 @@ class View:
         return {"items": items, "next_shard": number if number < total else None, "num_shards": total}
 
     def columns(self, query: Query) -> Any:
-        """Return the names of the columns that can be counted, and examples of filters by columns."""
+        """Return the names of the columns that can be counted."""
         self._chosen(query)  # an expression that is wrong fails once, not in each column
         names = [name for name in self.manifest.columns if name not in ("key", "shard")]
-        columns = [{"name": name, "is_free": is_free(name)} for name in names]
-        return {"columns": columns, "examples": figures.examples(self.manifest)}
+        return {"columns": [{"name": name, "is_free": is_free(name)} for name in names]}
 
     def column(self, query: Query) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""
