@@ -34,7 +34,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
-from wdsdist.diagnostics.view import describe, epoch, figures, pictures
+from wdsdist.diagnostics.view import describe, epoch, figures
 from wdsdist.diagnostics.view.epoch import Choice
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
@@ -145,10 +145,10 @@ class View:
             case ["member", number, member] if f"{number}{member}".isdecimal():
                 return self.member(*self._member(int(number), int(member)), span)
             case ["picture", number, member] if f"{number}{member}".isdecimal():
-                side = pictures.PAGE if query.get("size") == "page" else pictures.TILE
+                limits = describe.PAGE if query.get("size") == "page" else describe.TILE
                 shown = self._member(int(number), int(member))
                 with self._drawing:
-                    content, kind = describe.picture(self.reader, *shown, side, self.style)
+                    content, kind = describe.picture(self.reader, *shown, limits, self.style)
                 return Answer([content], kind)
         raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
 
