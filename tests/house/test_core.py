@@ -37,8 +37,8 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "packing": 5_773,
-    "shards": 3_948,
+    "packing": 5_685,
+    "shards": 3_916,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

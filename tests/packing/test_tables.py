@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from tests.support.examples import fewer
 from wdsdist.errors import SourceError
 from wdsdist.packing.tables.arrays import JSON_TEXT
-from wdsdist.packing.tables.open import open_table
-from wdsdist.packing.tables.table import Table
+from wdsdist.packing.tables.table import Table, open_table
 
 ROWS = [
     {"key": "000000012", "score": 0.5, "n": 1, "when": "2020-01-01 10:00", "ok": True},
@@ -138,7 +137,7 @@ def test_rows_that_cannot_be_parsed_are_errors_or_skipped_and_listed(tmp_path: P
     bad = {"csv": 3, "jsonl": 2}[form]
     with pytest.raises(SourceError, match=rf"t\.{form}.*[Rr]ow #?{bad}"):
         open_table(path)
-    table = open_table(path, on_error="skip")
+    table = open_table(path, skips=True)
     assert [number for number, _ in table.bad_rows] == [bad]
     assert ([row["a"] for row in rows_of(table)], table.row_name(1)) == ([1, 4], f"{path}, row {bad + 1}")
 

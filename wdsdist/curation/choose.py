@@ -21,7 +21,7 @@ from wdsdist.curation.join import examples, match
 from wdsdist.errors import ArgumentError, IndexFormatError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
-from wdsdist.packing.tables.lists import read_list
+from wdsdist.packing.tables.table import read_list
 from wdsdist.shards import view_file
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
 

@@ -23,7 +23,7 @@ from wdsdist.curation.query import connected
 from wdsdist.errors import ArgumentError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
-from wdsdist.packing.tables.open import open_at
+from wdsdist.packing.tables.table import open_at
 from wdsdist.shards.open import matching
 from wdsdist.shards.shard_indexes import shard_index
 

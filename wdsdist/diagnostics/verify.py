@@ -30,7 +30,7 @@ from wdsdist.errors import (
 )
 from wdsdist.samples.bad_samples import checked_path
 from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.fields import ABSENT, Fields, with_raw_images
+from wdsdist.samples.fields import ABSENT, Fields
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
@@ -90,7 +90,7 @@ class _Check:
 
     manifest: Manifest
     deep: bool = False
-    fields: tuple[str, ...] | None = None
+    fields: Fields | None = None
     """Fields that each sample must have."""
     quarantine: str = ""
     """Path of the file that lists bad samples, or an empty string."""
@@ -142,8 +142,7 @@ def verify(
             f"quarantine is {str(quarantine)!r}, but samples are not read: pass {given('deep')} or {given('fields')}"
         )
     manifest = open_shards(shards, storage_options=storage_options)
-    named = None if fields is None else tuple(fields)
-    named = with_raw_images(named) if named and manifest.has_raw_images else named
+    named = None if fields is None else Fields(fields, raw_images=manifest.has_raw_images)
     whole = manifest.whole
     numbers = np.flatnonzero((manifest.counts > 0) | (manifest is whole)).tolist()  # a view may have none of a shard
     check = Carried(_Check(whole, deep, named, "" if quarantine is None else checked_path(quarantine)))

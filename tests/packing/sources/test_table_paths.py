@@ -23,7 +23,7 @@ from wdsdist.errors import SourceError
 from wdsdist.packing import pack
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.sources import find
-from wdsdist.packing.sources.table_rows import Finder
+from wdsdist.packing.sources.table import Finder
 from wdsdist.packing.writer import write_shard
 
 

@@ -24,18 +24,23 @@ column of strings to an extension that strings cannot be encoded as, such as ``j
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from wdsdist._util.file_types import last_part
+from wdsdist._util.file_types import extension_of, last_part
 from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing.sources.source import READERS_NOTES
+from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
+from wdsdist.packing.tables.table import Table
 
 KEY = "__key__"
 _KEY_NAMES = (KEY, "key", "id")
-LABEL_NAMES = frozenset(("label", "class", "cls"))
+_LABEL_NAMES = frozenset(("label", "class", "cls"))
 _TEXT_NAMES = frozenset(("caption", "text", "txt"))
 _OF_TEXT = frozenset(("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn"))
 """What a string can be encoded as, by the last part of an extension."""
@@ -43,6 +48,10 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 _MEDIA_PATH = re.compile(
     r"(?!\w+://).+\.(?:jpe?g|png|webp|gif|tiff?|bmp|flac|wav|mp3|ogg|opus|m4a|mp4|webm|npy|npz)\s*", re.IGNORECASE
 )
+_MOST_CLASSES = 65_536
+"""Different strings that are numbered as classes."""
+_FIRST = 100
+"""Strings of a column that are looked up as paths."""
 
 Content = Literal["empty", "integer", "number", "text", "path", "bytes", "list", "other"]
 
@@ -107,6 +116,123 @@ def check_columns(columns: object) -> dict[str, str]:
     return dict(pairs)
 
 
+def columns_of(table: Table, mapped: Mapping[str, str], root: str, *, is_text: bool) -> list[Column]:
+    """Return the columns of a table with their members by the rules above; paths in it start from ``root``.
+
+    ``mapped`` is ``columns=``; ``is_text`` says that the table is a CSV or TSV. Raises what `choose` raises, and
+    `SourceError` for a table that the rules do not fit.
+    """
+    columns = choose(_contents(table, mapped, root, is_text=is_text), mapped, table.label)
+    return [
+        replace(column, classes=_classes(column, table, mapped))
+        if column.is_label and column.content == "text" else column
+        for column in columns
+    ]  # fmt: skip
+
+
+def _contents(table: Table, mapped: Mapping[str, str], root: str, *, is_text: bool) -> list[Column]:
+    """Return the contents of each column, by its type and first values; paths are looked up under ``root``.
+
+    Raises `SourceError` for a CSV or TSV that has no row of names, or another separator.
+    """
+    types = pyarrow().types
+
+    def is_path(string: str) -> bool:
+        return bool(suffix(string)) and os.path.isfile(os.path.join(root, string))  # noqa: PTH113, PTH118 - Path refuses a NUL
+
+    classes, columns = _class_names(table.schema.metadata or {}), list[Column]()
+    if is_text and len(table.schema) == 1 and not mapped and (wrong := re.search(r"[,;|\t]", table.schema.names[0])):
+        raise SourceError(
+            f"{table.label} has a single column, {table.schema.names[0]!r}, whose fields seem to be separated by "
+            f"{wrong[0]!r}: write the table with commas (.csv) or tabs (.tsv), or map the column by {given('columns')}"
+        )
+    for field in table.schema:
+        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+        content: Content = "other"
+        extension, strings = "", tuple[str, ...]()
+        if not field.name or types.is_null(kind):  # such as the index of pandas, which is not data
+            content = "empty"
+        elif field.metadata == JSON_TEXT:
+            pass
+        elif is_bytes(field.type):
+            value = next(iter(_first(table, field.name, 1)), None)
+            data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+            content, extension = "bytes", extension_of(data or b"") or (suffix(path) if path else "")
+        elif types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
+            strings = tuple(_first(table, field.name, _FIRST))
+            path = next(filter(is_path, strings), None)
+            if is_text and path is not None and is_path(field.name):
+                problem = f"{table.label}: the first row holds {field.name!r}, a file like the rows below"
+                raise SourceError(f"{problem}: add a row above it that names the columns")
+            content, extension = ("text", "") if path is None else ("path", suffix(path))
+        elif types.is_integer(kind) or (types.is_boolean(kind) and field.name.lower() in _LABEL_NAMES):
+            content = "integer"
+        elif types.is_floating(kind):
+            content = "number"
+        elif is_numbers(field.type):
+            content = "list"
+        names = classes.get(field.name) if content == "integer" else None
+        columns.append(Column(field.name, content, extension, names, strings, field.metadata == JSON_TEXT))
+    return columns
+
+
+def _first(table: Table, name: str, most: int) -> list[Any]:
+    """Return the first values of a column that are not missing."""
+    batches = table.batches([name], rows=max(most, 16))
+    return list(
+        itertools.islice((value.as_py() for each in batches for value in each.column(0) if value.is_valid), most)
+    )
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes that each column numbers, as ``datasets`` notes them in a schema."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        return {
+            str(name): tuple(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
+        }
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}  # a note of some other tool, under the same name
+
+
+def _classes(column: Column, table: Table, mapped: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the strings of a column of classes, sorted: all of them are read.
+
+    Raises `SourceError` for integers among them, which would be other classes, unless ``mapped`` maps the column.
+    """
+    name, strings = column.name, set[str]()
+    for batch in table.batches([name]):
+        strings.update(string for string in batch.column(0).unique().to_pylist() if string is not None)
+        if len(strings) > _MOST_CLASSES:
+            problem = f"column {name!r} of {table.label} holds more than {_MOST_CLASSES:,} different strings"
+            raise SourceError(f"{problem}, too many for classes: map it, as in {given('columns', {name: 'txt'})}")
+    integers = sorted(string for string in strings if re.fullmatch(r"[-+]?[0-9]+", string.strip()))
+    if integers and name not in mapped and integers != list(map(str, range(len(strings)))):
+        raise SourceError(
+            f"column {name!r} of {table.label} holds integers as strings, such as {integers[0]!r:.100}, which would be "
+            f"numbered in the order of all strings: keep them by "
+            f"{given('columns', {name: 'index'})}, or number them by 'cls'"
+        )
+    return tuple(sorted(strings))
+
+
+def is_bytes(kind: Any) -> bool:
+    """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
+    if pyarrow().types.is_struct(kind):
+        types = {field.name: field.type for field in kind}
+        return set(types) == {"bytes", "path"} and is_bytes(types["bytes"])
+    return str(kind).partition("[")[0] in ("binary", "large_binary", "binary_view", "fixed_size_binary")
+
+
+def is_numbers(kind: Any) -> bool:
+    """Return whether values of an Arrow type are lists of numbers."""
+    types = pyarrow().types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
+
+
 def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> list[Column]:
     """Return the columns with their members by the rules above; ``label`` names the table in errors.
 
@@ -142,7 +268,7 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
         taken.add(member.lower())
 
     def is_label(column: Column) -> bool:
-        is_named = column.content in ("integer", "text") and column.name.lower() in LABEL_NAMES
+        is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES
         return column.classes is not None or (is_named and "cls" not in taken)
 
     left = [

@@ -25,7 +25,7 @@ from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Sampl
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, decoded, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
-from wdsdist.packing.tables.open import kind_of
+from wdsdist.packing.tables.table import kind_of
 from wdsdist.shards.tar import FIRST_DOT, LAST_DOT
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 

@@ -33,7 +33,7 @@ from wdsdist.packing.members import Payload, Sample, Samples, broken, check_exte
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
-from wdsdist.packing.tables.open import is_dataset
+from wdsdist.packing.tables.table import is_dataset
 
 _NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64

@@ -21,7 +21,7 @@ from wdsdist.packing.sources.files import Files
 from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
-from wdsdist.packing.tables.open import kind_of
+from wdsdist.packing.tables.table import kind_of
 from wdsdist.shards.manifest import check_location
 from wdsdist.storage import engine
 

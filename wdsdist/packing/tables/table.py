@@ -1,26 +1,65 @@
-"""A table: rows of the same columns as Arrow batches, in order, or any rows by number."""
+"""A table: Parquet, Arrow, CSV, TSV and JSON Lines files and ``Dataset`` objects, as Arrow rows of the same columns."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import functools
+import io
+import itertools
+import json
+import logging
+import sys
+import tempfile
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import hint
-from wdsdist.errors import ArgumentError, SourceError
-from wdsdist.packing.tables import arrays
-from wdsdist.packing.tables.arrays import pyarrow
+from wdsdist._util.files import check_readable
+from wdsdist._util.host import temporary_dir
+from wdsdist._util.validation import counted, hint
+from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
+from wdsdist.packing.tables.arrays import concatenated, from_values, plain, pyarrow
+from wdsdist.packing.tables.text import csv, json_lines
+from wdsdist.storage import compression, engine
+
+Kind = Literal["parquet", "arrow", "csv", "tsv", "jsonl"]
+
+SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc"), "csv": (".csv", ".csv.gz"),
+    "tsv": (".tsv", ".tab", ".tsv.gz"), "jsonl": (".jsonl", ".ndjson", ".jsonlines", ".jsonl.gz"),
+}  # fmt: skip
+"""How the names of files of each kind end, in lower case."""
 
 _ROWS = 65_536
 _VALUES = 1_000_000
 _DATASET_ROWS = 4096
 _KEPT_BYTES = 256 << 20
 """Decoded groups of Parquet that a table keeps for `Table.take`."""
+_TEXTS = {"csv": csv, "tsv": functools.partial(csv, delimiter="\t"), "jsonl": json_lines}
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_log = logging.getLogger("wdsdist")
+
+
+def kind_of(name: str) -> Kind | None:
+    """Return the kind of table that the name of a file says; ``None`` for any other file.
+
+    >>> kind_of("meta/part-0.PARQUET"), kind_of("captions.csv.gz"), kind_of("notes.txt")
+    ('parquet', 'csv', None)
+    """
+    return next((kind for kind, suffixes in SUFFIXES.items() if name.lower().endswith(suffixes)), None)
+
+
+def is_dataset(source: object) -> bool:
+    """Return whether an object is a ``datasets.Dataset`` whose rows are its columns, without a custom transform."""
+    datasets = sys.modules.get("datasets.arrow_dataset")
+    return datasets is not None and isinstance(source, datasets.Dataset) and source.format["type"] != "custom"
 
 
 @contextlib.contextmanager
@@ -59,11 +98,11 @@ class Table:
         bad: the reason for each skipped row, by its number in messages.
     """
 
-    def __init__(self, label: str, schema: Any, groups: Sequence[Group], bad: Mapping[int, str] | None = None) -> None:
-        self.label, self.schema, self._groups = label, schema, groups
+    def __init__(self, label: str, schema: Any, groups: Iterable[Group], bad: Mapping[int, str] | None = None) -> None:
+        self.label, self.schema, self._groups = label, schema, tuple(groups)
         self.bad_rows = tuple(sorted((bad or {}).items()))
         """Skipped rows of a CSV or JSON Lines file: their number, as `row_name` counts, and the reason."""
-        self.starts: Int64s = np.cumsum([0, *(group.num_rows for group in groups)]).astype(np.int64)
+        self.starts: Int64s = np.cumsum([0, *(group.num_rows for group in self._groups)]).astype(np.int64)
         """int64 [groups + 1]: the first row of each group of rows that are read together, and the number of rows."""
         self._kept: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
 
@@ -109,7 +148,7 @@ class Table:
         """
         metadata = self.schema.field(name).metadata
         try:
-            yield from (arrays.plain(batch.column(0), metadata) for batch in self.batches([name], rows=_VALUES))
+            yield from (plain(batch.column(0), metadata) for batch in self.batches([name], rows=_VALUES))
         except pyarrow().ArrowInvalid as error:
             raise SourceError(f"{self.label}: samples cannot be matched by {name!r}: {error}") from error
 
@@ -141,14 +180,13 @@ class Table:
         return self._kept[key]
 
 
-class DatasetTable(Table):
+class _DatasetTable(Table):
     """The rows that a ``Dataset`` selects; its files are not opened here, as its rows may lie in memory alone."""
 
     def __init__(self, dataset: Any, label: str) -> None:
-        self._dataset = dataset.with_format("arrow")
-        firsts = range(0, len(dataset), _DATASET_ROWS)
-        groups = [Group(label, first, min(_DATASET_ROWS, len(dataset) - first)) for first in firsts]
-        super().__init__(label, self._dataset[:0].schema, groups)
+        self._dataset, count = dataset.with_format("arrow"), len(dataset)
+        sizes = ((first, min(_DATASET_ROWS, count - first)) for first in range(0, count, _DATASET_ROWS))
+        super().__init__(label, self._dataset[:0].schema, (Group(label, *size) for size in sizes))
 
     def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
         names = self.schema.names if columns is None else list(columns)
@@ -159,14 +197,150 @@ class DatasetTable(Table):
         return self._dataset.select_columns(names)[first:last].select(names)
 
 
-def groups_of(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[Group]:
+def open_table(
+    source: Any, *, kind: Kind | None = None, label: str = "", skips: bool = False, scratch: Path | None = None
+) -> Table:
+    """Open a table.
+
+    Args:
+        source: the path of a file, a list of Parquet or Arrow files with the same columns, or a ``Dataset``.
+        kind: of the files; by default their suffix says it.
+        label: the name of the table in messages; by default its path.
+        skips: whether rows of text files that cannot be parsed are left out, and listed in ``bad_rows``.
+        scratch: folder for the temporary copy of a text file.
+
+    Raises:
+        SourceError: a file does not hold what its kind says, or two columns have the same name.
+        ExtraMissingError: pyarrow is not installed.
+        FileNotFoundError: a file does not exist.
+    """
+    if is_dataset(source):
+        table: Table = _DatasetTable(source, label or "the Dataset")
+    else:
+        paths = [Path(path) for path in ([source] if isinstance(source, (str, Path)) else source)]
+        kind, label = kind or kind_of(paths[0].name), label or str(paths[0])
+        if kind is None:
+            endings = ", ".join(itertools.chain(*SUFFIXES.values()))
+            raise SourceError(f"{label} is not a table: its name must end in {endings}")
+        for path in paths:
+            check_readable(path)
+        with reading(label):
+            if kind in ("parquet", "arrow"):
+                schemas, groups = list[Any](), list[Group]()
+                for path in paths:
+                    schema, own = (_parquet if kind == "parquet" else _arrow)(path)
+                    schemas.append(schema)
+                    groups += own
+                table = Table(label, _schema_of(schemas, paths), groups)
+            else:
+                scratch = scratch if scratch is not None and scratch.is_dir() else None
+                bad = dict[int, str]() if skips else None
+                schema, batches = _TEXTS[kind](paths[0], label, bad, scratch)
+                table = Table(label, schema, _groups(batches, label, 1 if kind == "jsonl" else 2), bad)
+    with reading(table.label):  # a name of a column may be no text
+        for name, count in Counter(table.schema.names).items():
+            if name and count > 1:
+                raise SourceError(f"{table.label} has two columns with the name {name!r}: rename one")
+    return table
+
+
+def open_at(location: str, options: storage.StorageOptions | None, *, skips: bool = False) -> Table:
+    """Open a table at a path or URL; a remote one is fetched into a temporary file, whose name is removed at once.
+
+    Raises `NotFoundError`, and `SourceError` if it is not a table that can be read.
+    """
+    shown, kind = storage.shown(location), kind_of(storage.split(location)[1].partition("?")[0])
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+        try:
+            if storage.is_remote(location):
+                url, location = location, f"{folder}/table{'.gz' if shown.endswith('.gz') else ''}"
+                engine.fetch(url, Path(location), options)
+            return open_table(Path(location), kind=kind, label=shown, skips=skips)
+        except IsADirectoryError as error:
+            raise SourceError(f"{shown} is a folder: name a file in it") from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFoundError(f"{shown} does not exist") from error
+
+
+def _groups(batches: Iterable[Any], file: object, first: int = 0) -> Iterator[Group]:
     """Yield record batches as groups of rows of a file, whose first row has the number ``first`` in messages."""
     for batch in batches:
         yield Group(file, first, len(batch), pyarrow().Table.from_batches([batch]).select)
         first += len(batch)
 
 
-def check_names(names: Sequence[str], label: str) -> None:
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            raise SourceError(f"{label} has two columns with the name {name!r}: rename one")
+def _parquet(path: Path) -> tuple[Any, list[Group]]:
+    """Return the schema and the groups of rows of a Parquet file."""
+    file, groups, first = pyarrow().parquet.ParquetFile(path, memory_map=True, pre_buffer=False), list[Group](), 0
+    for number in range(file.num_row_groups):
+        # One thread: several processes read at once.
+        read = functools.partial(file.read_row_group, number, use_threads=False)
+        groups.append(Group(path, first, file.metadata.row_group(number).num_rows, read))
+        first += groups[-1].num_rows
+    if first != file.metadata.num_rows:
+        raise SourceError(f"{path} is damaged: its groups of rows have {first:,} rows: fetch it again")
+    return file.schema_arrow, groups
+
+
+def _arrow(path: Path) -> tuple[Any, list[Group]]:
+    """Return the schema and the batches of an Arrow file or stream, mapped."""
+    pa = pyarrow()
+    content = pa.memory_map(str(path)).read_buffer()
+    if content.slice(0, 6).to_pybytes() == b"ARROW1":
+        file = pa.ipc.open_file(pa.BufferReader(content))
+        return file.schema, [*_groups(map(file.get_batch, range(file.num_record_batches)), path)]
+    # A stream that is cut between two batches looks like a shorter one.
+    if content.slice(max(0, content.size - len(_STREAM_END))).to_pybytes() != _STREAM_END:
+        raise SourceError(f"{path} lacks the end of an Arrow stream, so rows are missing: fetch or write it again")
+    stream = pa.ipc.open_stream(content)
+    return stream.schema, [*_groups(stream, path)]
+
+
+def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:
+    """Return the schema of files. Raises `SourceError` if they differ."""
+    pa, first = pyarrow(), schemas[0]
+    for name, schema in zip(names, schemas, strict=True):
+        if not schema.equals(first):
+            own, other = (", ".join(f"{field.name} {field.type}" for field in each) for each in (first, schema))
+            raise SourceError(f"{name} has other columns than {names[0]}: {other}, not {own}")
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}  # pyarrow takes no rows of these
+    fields = [field.with_type(views.get(str(field.type), field.type)) for field in first]
+    return pa.schema(fields, first.metadata)
+
+
+def read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:
+    """Return the values in a file, of a table in the column ``on``. Raises `SourceError` if it is not a list.
+
+    A line of a quarantine file that is cut off, as a killed process leaves it, is left out with a warning.
+    """
+    shown, name = storage.shown(location), storage.split(location)[1].partition("?")[0].lower()
+    if kind := kind_of(name):
+        table = open_at(location, options, skips=kind == "jsonl")
+        if table.bad_rows:
+            row, reason = table.bad_rows[0]
+            if not {"key", "field"}.issubset(table.schema.names):
+                raise SourceError(f"{shown}, row {row:,}: {reason}")
+            _log.warning("%s: %s cut off, such as row %s", shown, counted(len(table.bad_rows), "entry"), f"{row:,}")
+        return concatenated(table.values(table.name_of(on))).combine_chunks()
+    try:
+        content = storage.read(location, options)
+        if name.endswith(".gz"):
+            content, name = compression.unzip(content, compression.most_expanded(len(content))), name[:-3]
+        if name.endswith(".npy"):
+            array = np.load(io.BytesIO(content), allow_pickle=False)
+            # DataComp's identifiers are two halves of 32 hexadecimal digits.
+            if array.ndim == 1 and array.dtype == np.dtype("u8,u8"):
+                array = np.array([f"{int(high):016x}{int(low):016x}" for high, low in array])
+            values = array.tolist()
+        elif name.endswith(".json"):
+            values = json.loads(content)
+        elif b"\0" in content:  # as a tar has; no sample would be found by its lines
+            raise ValueError("it holds bytes that no text has")
+        else:  # bytes: strings are split at further characters, which keys may hold
+            values = [line for line in content.removeprefix(codecs.BOM_UTF8).splitlines() if line]
+        if not isinstance(values, list) or not all(isinstance(value, (str, bytes, int, float)) for value in values):
+            raise ValueError("it must be a list of strings or numbers")
+        return from_values(values)
+    except (ValueError, RecursionError, EOFError, MemoryError, zlib.error, SampleError) as error:
+        advice = "; JSON Lines end in .jsonl" if name.endswith(".json") else ""
+        raise SourceError(f"{shown} is not a list of values: {error}{advice}") from error

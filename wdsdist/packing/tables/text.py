@@ -19,7 +19,6 @@ from typing import Any
 
 from wdsdist.errors import SourceError
 from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
-from wdsdist.packing.tables.table import Table, check_names, groups_of
 
 _ROWS = 65_536
 _BLOCK = 16 << 20
@@ -69,25 +68,30 @@ class _Continued:
         return data
 
 
-def csv_table(path: Path, label: str, delimiter: str, skips: bool, scratch: Path | None) -> Table:
-    """Read a CSV or TSV file, whose first row names the columns; an empty field is missing."""
-    pa, bad = pyarrow(), dict[int, str]()
+def csv(
+    path: Path, label: str, bad: dict[int, str] | None, scratch: Path | None, delimiter: str = ","
+) -> tuple[Any, list[Any]]:
+    """Read a CSV or TSV file, whose first row names the columns; an empty field is missing.
+
+    Returns the schema, and the rows as record batches of strings. Rows of another length come into ``bad``, by their
+    number; they are an error without ``bad``.
+    """
+    pa = pyarrow()
 
     def skip(row: Any) -> str:
-        if row.number is None:
+        if row.number is None or bad is None:
             return "error"
         bad[row.number] = f"it has {row.actual_columns:,} fields, and the header {row.expected_columns:,}"
         return "skip"
 
     def opened(stream: Any, convert: Any) -> Any:
         reads = pa.csv.ReadOptions(block_size=_BLOCK, use_threads=False)
-        handler = skip if skips else None
+        handler = None if bad is None else skip
         parses = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler)
         return pa.csv.open_csv(stream, reads, parses, convert)
 
     with _unpacked(path) as stream:
         names = opened(stream, None).schema.names
-        check_names(names, label)
         stream.seek(0)
         last = f"\n{delimiter.join([_LAST] * len(names))}\n"
         types = dict.fromkeys(names, pa.string())
@@ -97,12 +101,12 @@ def csv_table(path: Path, label: str, delimiter: str, skips: bool, scratch: Path
     if not strings or any(column[-1].as_py() != _LAST for column in strings[-1].columns):
         raise SourceError(f"{label} ends within quotes, or is cut: fetch it again, or close the quotes")
     strings[-1] = strings[-1].slice(0, len(strings[-1]) - 1)
-    columns = {name: [batch.column(name) for batch in strings] for name in names if name}
-    schema = pa.schema([pa.field(name, _csv_type(parts)) for name, parts in columns.items()])
-    return Table(label, schema, [*groups_of(strings, label, first=2)], bad)
+    columns = zip(names, zip(*(batch.columns for batch in strings), strict=True), strict=True)
+    schema = pa.schema([pa.field(name, _csv_type(parts)) for name, parts in columns if name])
+    return schema, strings
 
 
-def _csv_type(parts: list[Any]) -> Any:
+def _csv_type(parts: Iterable[Any]) -> Any:
     """Return the type of the strings of a column."""
     pa, compute = pyarrow(), pyarrow().compute
 
@@ -118,13 +122,14 @@ def _csv_type(parts: list[Any]) -> Any:
     return next((kind for kind in _CSV_TYPES if all(fits(strings, kind) for strings in parts)), "string")
 
 
-def json_lines_table(path: Path, label: str, skips: bool, scratch: Path | None) -> Table:
-    """Read a JSON Lines file: an object on each line, whose names are columns.
+def json_lines(path: Path, label: str, bad: dict[int, str] | None, scratch: Path | None) -> tuple[Any, list[Any]]:
+    """Read a JSON Lines file: an object on each line, whose names are columns; return its schema and record batches.
 
-    A column whose values are nested, or of several types, has strings of JSON (`JSON_TEXT`). Python's `json` parses the
-    lines: pyarrow takes strings for times, and gives objects the keys of other rows.
+    A line that holds no object comes into ``bad``, by its number; it is a `SourceError` without ``bad``. A column whose
+    values are nested, or of several types, has strings of JSON (`JSON_TEXT`). Python's `json` parses the lines: pyarrow
+    takes strings for times, and gives objects the keys of other rows.
     """
-    pa, bad, types = pyarrow(), dict[int, str](), dict[str, set[type]]()
+    pa, types = pyarrow(), dict[str, set[type]]()
 
     def values(row: dict[str, Any], field: Any) -> Any:
         if field.metadata != JSON_TEXT:
@@ -132,7 +137,7 @@ def json_lines_table(path: Path, label: str, skips: bool, scratch: Path | None) 
         return json.dumps(row[field.name], ensure_ascii=False) if field.name in row else None
 
     with _unpacked(path) as stream:
-        for row in _objects(stream, label, bad if skips else None):
+        for row in _objects(stream, label, bad):
             for name, value in row.items():
                 is_large = type(value) is int and not -(2**63) <= value < 2**63
                 types.setdefault(name, set()).add(object if is_large else type(value))
@@ -143,19 +148,16 @@ def json_lines_table(path: Path, label: str, skips: bool, scratch: Path | None) 
             fields.append(pa.field(name, kind) if kind else pa.field(name, "string", metadata=JSON_TEXT))
         schema = pa.schema(fields)
         stream.seek(0)
-        rows = _objects(stream, label, bad if skips else None)
+        rows = _objects(stream, label, bad)
         batches = (
             pa.record_batch([[values(row, field) for row in part] for field in fields], schema=schema)
             for part in iter(lambda: list(itertools.islice(rows, _ROWS)), [])
         )
-        return Table(label, schema, [*groups_of(_mapped(schema, batches, scratch), label, first=1)], bad)
+        return schema, _mapped(schema, batches, scratch)
 
 
 def _objects(stream: Any, label: str, bad: dict[int, str] | None) -> Iterator[dict[str, Any]]:
-    """Yield the objects on the lines of a stream.
-
-    A line that holds no object comes into ``bad``, by its number; it is a `SourceError` without ``bad``.
-    """
+    """Yield the objects on the lines of a stream; a line that holds none comes into ``bad``, or is a `SourceError`."""
     number = 0
     for line in stream:
         content = line.removeprefix(codecs.BOM_UTF8) if not number else line
