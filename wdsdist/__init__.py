@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
     from wdsdist.packing.encoders import encode
-    from wdsdist.samples.collate import Ragged
-    from wdsdist.samples.padding import unpadded
+    from wdsdist.samples.collate import Ragged, unpadded
     from wdsdist.shards.build_index import index
     from wdsdist.shards.manifest import Manifest
     from wdsdist.shards.open import open
@@ -50,7 +49,7 @@ _HOME = {
     "mix": "wdsdist.loader.mix",
     "concat": "wdsdist.loader.mix",
     "to_device": "wdsdist.loader.device_prefetch",
-    "unpadded": "wdsdist.samples.padding",
+    "unpadded": "wdsdist.samples.collate",
     "LoaderStats": "wdsdist.loader.stats",
     "encode": "wdsdist.packing.encoders",
 }

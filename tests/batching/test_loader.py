@@ -303,7 +303,7 @@ def test_arrays_are_padded_without_a_collate_fn(data: Manifest, way: dict[str, A
 @pytest.mark.parametrize("limited", [False, True])
 def test_remote_shards_are_fetched_ahead_and_fit_a_limited_cache(data: Manifest, tmp_path: Path, limited: bool) -> None:
     files = {f"train/{path.name}": path.read_bytes() for path in Path(data.base).iterdir()}
-    limit = sum(len(content) for name, content in files.items() if name.endswith(".tar")) * 2 // 3
+    limit = sum(len(content) for name, content in files.items() if name.endswith(".tar")) * 3 // 4
     with MemoryStore(files, name="tokens") as store:
         dataset = StreamingDataset(
             f"{store.url}/train", decode={"ids": np.int32}, num_replicas=1, rank=0, shuffle_window=60,

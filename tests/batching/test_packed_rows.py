@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wdsdist.batching.collation import IGNORED, pack_rows
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.padding import unpadded
+from wdsdist.samples.collate import unpadded
 
 pieces = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=8)
 

@@ -22,7 +22,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.batching.block_plan import Rule
 from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.sampling.epoch_plan import FixedBatches
-from wdsdist.sampling.mix_order import MixOrder
+from wdsdist.sampling.mix_order import Deal, MixOrder
 from wdsdist.sampling.order import Order, OrderSettings, epoch_order
 from wdsdist.sampling.plan import Plan, Position, World
 
@@ -43,7 +43,8 @@ def mixed() -> Order:
     """Return an epoch in which each sample of both halves of the shards comes once: 130 and 70 of them."""
     halves = COUNTS[:3], COUNTS[3:]
     weights = tuple(Fraction(int(half.sum())) for half in halves)
-    return MixOrder(halves, (50, 50), weights, SETTINGS, START.epoch, num_samples=TOTAL)
+    deal = Deal(weights, num_samples=TOTAL, lanes=4, seed=1, epoch=START.epoch)
+    return MixOrder(deal, halves, [SETTINGS, SETTINGS])
 
 
 ORDERS: dict[str, Callable[[], Order]] = {

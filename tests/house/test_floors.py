@@ -56,7 +56,7 @@ NOT_PYTHON = {"py.typed"}
 
 READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host"}
 IMPORTS_TORCH = {
-    "batching.collation", "samples.collate", "samples.arrays", "samples.padding", "samples.sample_spec",
+    "batching.collation", "samples.collate", "samples.sample_spec",
     "loader.dataset", "loader.device_prefetch",
     "loader.ipc", "loader.loader", "loader.worker_iterator", "diagnostics.throughput",
     "integrations.transformers",

@@ -45,7 +45,7 @@ UNUSED: list[tuple[str, set[str]]] = [
         {"torch", "transformers", "ray", "distributed"},
     ),
     (
-        "import wdsdist.cli, wdsdist.packing.sources, wdsdist.diagnostics.verify, wdsdist.loader.checkpoint\n"
+        "import wdsdist.cli, wdsdist.packing.sources, wdsdist.diagnostics.verify\n"
         "import wdsdist.cache, wdsdist.shards.open, wdsdist.sampling.mix_order, wdsdist.samples.images.transforms",
         {"torch", "webdataset"},
     ),

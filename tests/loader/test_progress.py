@@ -14,7 +14,7 @@ import pytest
 import torch.utils.data._utils.worker as torch_worker
 
 import wdsdist
-from wdsdist.loader.checkpoint import make_state
+from wdsdist.loader.epoch_planner import identity_of
 from wdsdist.loader.progress import ChosenEpoch, Progress
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings
@@ -113,7 +113,7 @@ def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_ask
 
 def test_a_state_of_an_order_without_windows_is_the_same_for_any(shards: Path) -> None:
     config = OrderConfig(manifest=wdsdist.open(shards), shuffle=False)
-    states = [make_state(Position(0, 4), config, OrderSettings(shuffle=False, window=window)) for window in (1, 4096)]
+    states = [identity_of(config, OrderSettings(shuffle=False, window=window)) for window in (1, 4096)]
     assert states[0] == states[1]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import loaders, web
 from wdsdist import StreamingDataLoader
-from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
+from wdsdist.loader.epoch_iterator import EpochIterator
 from wdsdist.loader.progress import ChosenEpoch, Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Message
@@ -68,18 +68,18 @@ class Loop:
     WORKING, TRAINING, STARTING = 3.0, 5.0, 7.0
     PLAN = EpochPlan(num_samples=TOTAL, num_replicas=1, batch_size=10, drop_last=False, drop_last_batch=False)
     _iterations = 1
-    persistent_workers = True
+    persistent_workers, num_workers = True, 0
 
     def __init__(self) -> None:
         self.now = 1000.0
         self._progress = Progress(ChosenEpoch())
         self.batches = EpochIterator(cast("Any", self))
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> tuple[Iterator[Message], EpochMeter]:
         self._progress.begin(Position(0, 0))
-        self.meter = EpochMeter(0, plan=self.PLAN, sample_bytes=1, clock=lambda: self.now)
+        self.meter = EpochMeter(self.PLAN, sample_bytes=1, clock=lambda: self.now)
         self.now += self.STARTING
-        return Epoch(self.messages(), self.PLAN, self.meter, None, 0)
+        return self.messages(), self.meter
 
     def messages(self) -> Iterator[Message]:
         for number in range(self.PLAN.batches_per_rank):

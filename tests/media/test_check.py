@@ -13,6 +13,7 @@ from wdsdist.errors import SampleError
 from wdsdist.media.clips import decode_audio
 from wdsdist.media.containers import check_media
 from wdsdist.samples.check import SampleCheck
+from wdsdist.samples.fields import Fields
 from wdsdist.transforms import AudioClip
 
 pytest.importorskip("av")
@@ -69,7 +70,7 @@ def test_what_is_neither_does_not(data: bytes) -> None:
 
 
 def test_a_check_of_samples_looks_into_media_and_not_at_fields_beside_it() -> None:
-    whole, check = WHOLE["mp4"](), SampleCheck(("mp4",), decode=True)
+    whole, check = WHOLE["mp4"](), SampleCheck(Fields(("mp4",)), decode=True)
     cut = whole[: int(0.9 * len(whole))]
     assert not list(check.problems(("flac", "mp4"), [4, len(whole)], [b"none", whole].__getitem__))
     (problem,) = check.problems(("flac", "mp4"), [4, len(cut)], [b"none", cut].__getitem__)

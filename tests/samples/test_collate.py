@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 
 from tests.support import tars
 from wdsdist.errors import SampleError
-from wdsdist.samples.arrays import stacked_npy
 from wdsdist.samples.collate import Ragged, collate
+from wdsdist.samples.sample_spec import stacked_npy
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20))

@@ -79,12 +79,9 @@ class _Counting:
         self.num_samples = total
         self.asked = 0
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         self.asked += len(positions)
-        return positions, positions
-
-    def epochs(self, positions: Int64s) -> Int64s:
-        return np.zeros_like(positions)
+        return positions, positions, np.zeros_like(positions)
 
 
 @pytest.mark.parametrize("batch", [1, 64, 5000])

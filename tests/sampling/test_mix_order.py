@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdsdist.sampling.mix_order import MixOrder
+from wdsdist.sampling.mix_order import Deal, MixOrder
 from wdsdist.sampling.order import OrderSettings, epoch_order
 from wdsdist.sampling.permutation import mix_key
 
@@ -27,7 +27,7 @@ def taken_in_turn(counts: np.ndarray, settings: OrderSettings, number: int, tota
     epoch = 0
     while len(line) < total:
         order = epoch_order(counts, own, epoch)
-        shards, samples = order.locate(np.arange(order.num_samples))
+        shards, samples, _ = order.locate(np.arange(order.num_samples))
         line += [(epoch, shard, sample) for shard, sample in zip(shards.tolist(), samples.tolist(), strict=True)]
         epoch += 1
     return Counter(line[:total])
@@ -49,16 +49,15 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
     counts = [np.array(each) for each in shards]
     weights = [Fraction(data.draw(st.integers(1, 9))) for _ in shards]
     settings = OrderSettings(seed=seed, shuffle=shuffle, window=4, num_canonical_replicas=lanes)
+    own = [replace(settings, seed=mix_key(seed, number)) for number in range(len(shards))]
     first = np.cumsum([0, *map(len, shards)])
     taken: list[Taken] = [Counter() for _ in shards]
     for epoch in range(EPOCHS):
-        order = MixOrder(
-            counts, [4] * len(shards), weights, settings, epoch, num_samples=num_samples, stratified=stratified
-        )
+        deal = Deal(weights, num_samples=num_samples, lanes=lanes, seed=seed, epoch=epoch, stratified=stratified)
+        order = MixOrder(deal, counts, own)
         assert order.num_samples == num_samples
         for part in np.array_split(np.arange(num_samples), 3):
-            columns = (*order.locate(part), order.epochs(part))
-            for shard, sample, turn in zip(*(column.tolist() for column in columns), strict=True):
+            for shard, sample, turn in zip(*(column.tolist() for column in order.locate(part)), strict=True):
                 stream = int(np.searchsorted(first, shard, side="right")) - 1
                 taken[stream][turn, shard - int(first[stream]), sample] += 1
     for number, part in enumerate(taken):

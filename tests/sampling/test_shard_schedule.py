@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.orders import counts_of_shards, order_settings, ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.mix_order import MixOrder
+from wdsdist.sampling.mix_order import Deal, MixOrder
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
 from wdsdist.sampling.shard_schedule import upcoming
 
@@ -23,7 +23,7 @@ class Counting(ShardOrder):
 
     looked_at = 0
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         self.looked_at += len(positions)
         return super().locate(positions)
 
@@ -91,7 +91,8 @@ def test_each_batch_reads_from_the_windows_that_it_lies_in(epoch: tuple[Order, E
 
 def test_what_a_mix_has_left_behind_is_not_needed_any_more() -> None:
     counts = np.full(30, 40)
-    order = MixOrder((counts, counts), (40, 40), (Fraction(1), Fraction(1)), OrderSettings(), 0, num_samples=2400)
+    deal = Deal((Fraction(1), Fraction(1)), num_samples=2400, lanes=1, seed=0, epoch=0)
+    order = MixOrder(deal, (counts, counts), [OrderSettings(window=40)] * 2)
     plan = EpochPlan(num_samples=2400, num_replicas=1, batch_size=8, drop_last=True, drop_last_batch=True)
     uses = list(upcoming(order, plan, rank=0))
     needed = [{use.shard for use in uses if use.first <= batch <= use.last} for batch in range(plan.batches_per_rank)]

@@ -13,7 +13,7 @@ import wdsdist
 from tests.support.web import served
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import NotFoundError, ShardDamagedError
-from wdsdist.samples.open_source import open_source
+from wdsdist.samples.member_reader import open_source
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import CacheOptions, Counters, LocalShards, ShardSource

@@ -8,7 +8,7 @@ from pathlib import Path
 from wdsdist.cache.cached_shards import CachedShards
 from wdsdist.cache.chunk_cache import ChunkCache
 from wdsdist.cache.copied_shard import CopiedShard
-from wdsdist.samples.open_source import open_source
+from wdsdist.samples.member_reader import open_source
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.source import CacheOptions, OpenShard, ShardSource
 

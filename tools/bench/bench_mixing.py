@@ -62,7 +62,7 @@ def measure_mixing(order: Order, counts: Int64s, plan: EpochPlan, *, ranks: int 
     for rank in evenly(plan.num_replicas, ranks):
         for batch in chosen if plan.batches_per_rank else ():
             positions = plan.positions(rank=int(rank), batch=int(batch))
-            shards, samples = order.locate(positions)
+            shards, samples, _ = order.locate(positions)
             numbers = starts[shards] + samples
             same.append(np.mean(shards[1:] == shards[:-1]) if len(shards) > 1 else np.nan)
             moved.append(float(np.mean(np.abs(numbers / total - positions / plan.num_samples))))

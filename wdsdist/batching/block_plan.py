@@ -76,12 +76,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSamples:
-    """The samples of a block as a plan needs them: lengths, costs, ranks, buckets and shards; ``n`` of them."""
+    """The samples of a block as a plan needs them: lengths, ranks, buckets and shards; ``n`` of them."""
 
     lengths: Int64s
     """int64 [n]: tokens."""
-    costs: npt.NDArray[np.float64]
-    """float64 [n]; a batch costs the sum of its samples."""
     owners: Int64s
     """int64 [n]: the rank whose lane holds each."""
     buckets: Int64s | None = None
@@ -121,12 +119,12 @@ def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> Blo
     """Plan the batches of a block.
 
     Args:
-        samples: lengths, costs and lanes of its samples; every length fits the budget.
+        samples: lengths and lanes of its samples; what is longer than the budget fills a batch alone.
         rule: how batches are made.
         world: the ranks.
         key: decides the order of the steps.
 
-    >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.ones(6), np.arange(6) % 2)
+    >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.arange(6) % 2)
     >>> plan = plan_block(samples, Rule(kind="tokens", budget=8), World(2), key=1)
     >>> plan.steps, np.add.reduceat(samples.lengths[plan.samples], plan.bounds[:-1]).tolist()
     (2, [5, 6, 6, 7])
@@ -145,7 +143,7 @@ def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) ->
     ranks = world.num_replicas
     in_batch = max(1, rule.most) if rule.has_rows else 1  # rows of a batch
     most = rule.most if rule.kind == "tokens" and rule.most else len(samples.lengths)
-    lengths = np.maximum(samples.lengths, 1)
+    lengths = np.clip(samples.lengths, 1, rule.budget)
     numbers = np.arange(len(lengths))
     if len(lengths) < ranks:
         if rule.drops:
@@ -178,7 +176,8 @@ def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) ->
             break
         steps += 1
     kept = np.flatnonzero(bins >= 0)
-    return _ordered(samples, numbers[kept], dealt[kept], bins[kept], steps, in_batch, world, key)
+    costs = rule.costs(samples.lengths[numbers[kept]])
+    return _ordered(numbers[kept], dealt[kept], bins[kept], steps, in_batch, world, key, costs)
 
 
 def _into_bins(lengths: Int64s, bins: int, budget: int, most: int, *, least: int) -> Int64s | None:
@@ -293,7 +292,7 @@ def _of_like(samples: BlockSamples, rule: Rule, world: World, key: int) -> Block
             dealt[part][own] = first + np.where(turns % 2, size - 1 - seats, seats)
             first += size
         steps += more
-    return _ordered(samples, numbers, dealt, bins, steps, 1, world, key, are_sorted=True)
+    return _ordered(numbers, dealt, bins, steps, 1, world, key)
 
 
 def _used(numbers: Int64s, rule: Rule, world: World) -> Int64s:
@@ -311,7 +310,6 @@ def _used(numbers: Int64s, rule: Rule, world: World) -> Int64s:
 
 
 def _ordered(
-    samples: BlockSamples,
     numbers: Int64s,
     dealt: Int64s,
     bins: Int64s,
@@ -319,15 +317,17 @@ def _ordered(
     in_batch: int,
     world: World,
     key: int,
-    *,
-    are_sorted: bool = False,
+    costs: npt.NDArray[np.float64] | None = None,
 ) -> BlockPlan:
-    """Return the plan in which the bins of each rank are sorted by cost, and the steps then shuffled."""
+    """Return the plan in which the bins of each rank are sorted by the costs of samples, and the steps then shuffled.
+
+    Without ``costs`` the bins are in order already.
+    """
     ranks, per_rank = world.num_replicas, steps * in_batch
-    if not are_sorted:
-        costs = np.bincount(dealt * per_rank + bins, samples.costs[numbers], ranks * per_rank).reshape(ranks, per_rank)
-        places = np.empty_like(costs, dtype=np.int64)
-        by_cost = np.argsort(-costs, axis=1, kind="stable")
+    if costs is not None:
+        of_bins = np.bincount(dealt * per_rank + bins, costs, ranks * per_rank).reshape(ranks, per_rank)
+        places = np.empty_like(of_bins, dtype=np.int64)
+        by_cost = np.argsort(-of_bins, axis=1, kind="stable")
         np.put_along_axis(places, by_cost, np.arange(per_rank)[None, :], axis=1)
         bins = places[dealt, bins]
     # Rows are dealt to batches in turn, so that batches of a rank have like costs.

@@ -10,8 +10,7 @@ import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.samples.collate import Batch, Sample, check_alike, make_column
-from wdsdist.samples.padding import PADDING
+from wdsdist.samples.collate import PADDING, Batch, Sample, check_alike, make_column
 
 IGNORED = -100
 """The label that losses of torch leave out."""

@@ -302,9 +302,7 @@ class PlannedEpoch:
         """
         first = number * self.block_samples
         positions = np.arange(first, min(first + self.block_samples, self.num_samples), dtype=np.int64)
-        order = self.order()
-        shards, samples = order.locate(positions)
-        epochs = order.epochs(positions)
+        shards, samples, epochs = self.order().locate(positions)
         lengths = self.lengths(shards, samples).astype(np.int64)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts
@@ -320,8 +318,7 @@ class PlannedEpoch:
                 chosen = left[sizes[left] <= segment.budget]
             of = numbers[chosen]
             known = BlockSamples(
-                np.minimum(sizes[chosen], segment.budget) if segment.budget else sizes[chosen],
-                self.rule.costs(sizes[chosen]),
+                sizes[chosen],
                 positions[of] % segment.num_replicas,
                 None if buckets is None else buckets[of],
                 shards[of],

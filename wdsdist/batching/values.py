@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_type_hints
 
-from wdsdist._util.validation import check_column, check_integer
+from wdsdist._util.validation import as_number, check_column, check_integer
 from wdsdist.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -17,19 +17,35 @@ if TYPE_CHECKING:
 Cost = Literal["linear", "quadratic"]
 Oversize = Literal["error", "drop", "alone"]
 Long = Literal["split", "truncate", "error"]
-Labels = bool | Literal["next"] | None
+Labels = Literal[None, False, True, "next"]
 
 _MOST = 1 << 40
 """Most tokens or samples of a batch or a row: the sums over a block are 64-bit integers."""
 
 
 class Batches:
-    """Base of the values. A loader asks one for the batcher of its data set."""
+    """Base of the values, each a data class. A loader asks one for the batcher of its data set."""
 
     __slots__ = ()
 
     takes_collate_fn: ClassVar[bool] = True
     """Whether a ``collate_fn`` may make the batches."""
+
+    def __post_init__(self) -> None:
+        """Check each argument by its type. Raises `ArgumentError`."""
+        kinds = get_type_hints(type(self))
+        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):  # type: ignore[arg-type]
+            kind, choices = kinds[name], get_args(kinds[name])
+            if kind is str:
+                check_column(name, value)
+            elif kind is float:
+                if as_number(value) is None:
+                    raise ArgumentError(f"{name} is {value!r}: it must be a number", argument=name)
+            elif kind is int or int in choices:
+                if value is not None or kind is int:
+                    check_integer(name, value, 1, _MOST)
+            elif value not in choices:
+                raise ArgumentError(f"{name} is {value!r}: it can be {', '.join(map(repr, choices))}", argument=name)
 
     def batcher(
         self,
@@ -101,15 +117,6 @@ class TokenBudget(Batches):
     oversize: Oversize = "error"
     pad: float = 0
 
-    def __post_init__(self) -> None:
-        check_integer("tokens", self.tokens, 1, _MOST)
-        check_column("length", self.length)
-        if self.max_samples is not None:
-            check_integer("max_samples", self.max_samples, 1, _MOST)
-        _check_choice("cost", self.cost, Cost)
-        _check_choice("oversize", self.oversize, Oversize)
-        _check_pad(self.pad)
-
     def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.collation import padded
 
@@ -149,11 +156,6 @@ class LengthGroups(Batches):
     by: str
     pad: float = 0
 
-    def __post_init__(self) -> None:
-        check_integer("size", self.size, 1, _MOST)
-        check_column("by", self.by)
-        _check_pad(self.pad)
-
     def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.collation import padded
 
@@ -186,10 +188,6 @@ class Buckets(Batches):
     size: int
     _: KW_ONLY
     by: str
-
-    def __post_init__(self) -> None:
-        check_integer("size", self.size, 1, _MOST)
-        check_column("by", self.by)
 
     def _terms(self) -> dict[str, Any]:
         return {"kind": "buckets", "most": self.size, "label": f"buckets by {self.by}", "buckets": self.by}
@@ -229,14 +227,6 @@ class PackedRows(Batches):
     long: Long = "split"
     labels: Labels = None
 
-    def __post_init__(self) -> None:
-        check_integer("rows", self.rows, 1, _MOST)
-        check_integer("tokens", self.tokens, 1, _MOST)
-        check_column("length", self.length)
-        _check_choice("long", self.long, Long)
-        if self.labels not in (None, False, True, "next"):
-            raise ArgumentError(f"labels is {self.labels!r}: it can be None, True or 'next'", argument="labels")
-
     def _terms(self) -> dict[str, Any]:
         from wdsdist.batching.collation import pack_rows
 
@@ -252,14 +242,3 @@ class PackedRows(Batches):
                 pack_rows, num_rows=self.rows, length=self.tokens, field=field, labels=self.labels or False
             ),
         }
-
-
-def _check_choice(name: str, value: object, choices: Any) -> None:
-    known = get_args(choices)
-    if value not in known:
-        raise ArgumentError(f"{name} is {value!r}: it can be {', '.join(map(repr, known))}", argument=name)
-
-
-def _check_pad(pad: object) -> None:
-    if isinstance(pad, bool) or not isinstance(pad, (int, float)):
-        raise ArgumentError(f"pad is {pad!r}: it must be a number", argument="pad")

@@ -159,7 +159,7 @@ def _fixed(plan: EpochPlan, nodes: list[range]) -> tuple[dict[str, Any], list[In
         if isinstance(order, ShardOrder):  # all shards of its lanes, which takes a thousandth of the time of their uses
             for lane in chain.from_iterable(order.lanes_of(rank, plan.num_replicas) for rank in ranks):
                 if size := int(order.lane_stretches(lane)[-1]):
-                    shards.append(order.lane_shards(lane, np.array([0]), np.array([size - 1])))
+                    shards.append(order.lane_shards(lane, 0, size))
         else:
             shards += [np.array([use.shard for use in plan.uses(rank=rank) if use], np.int64) for rank in ranks]
         opened.append(np.unique(np.concatenate(shards)))

@@ -16,10 +16,10 @@ import torch
 
 from wdsdist.batching.values import Batches, PackedRows
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader.accelerated import AcceleratedBatches
 from wdsdist.loader.dataset import StreamingDataset
+from wdsdist.loader.epoch_iterator import AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
-from wdsdist.samples.padding import PADDING
+from wdsdist.samples.collate import PADDING
 
 try:
     from accelerate.utils import find_batch_size, slice_tensors

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from torch.utils.data import IterableDataset, Sampler
 
-from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, counted, hint
+from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, hint
 from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.progress import ChosenEpoch
-from wdsdist.samples.bad_samples import BadSamplePolicy, OnError
+from wdsdist.samples.bad_samples import BadSampleLog, BadSamplePolicy, OnError
 from wdsdist.samples.collate import Sample
-from wdsdist.samples.fields import Fields, with_raw_images
-from wdsdist.samples.open_source import open_source
+from wdsdist.samples.fields import Fields
+from wdsdist.samples.member_reader import open_source, shard_of
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
-from wdsdist.sampling.order import OrderName, split_line
+from wdsdist.sampling.order import OrderName
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
@@ -32,11 +32,11 @@ from wdsdist.shards.open import OpenOptions
 from wdsdist.shards.source import CacheOptions
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import BadSampleLog
-    from wdsdist.loader.checkpoint import State
+    from wdsdist.loader.epoch_planner import State
     from wdsdist.loader.plain_dataloader import PlainProgress
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.open import Shards
+    from wdsdist.shards.quarantine import Quarantine
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
 """Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
@@ -152,7 +152,7 @@ class StreamingDataset(IterableDataset[Any]):
         timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
         decoder = Decoder(decode, self.manifest.extra.get("arrays"))
-        chosen = Fields(with_raw_images(fields) if fields and self.manifest.has_raw_images else fields)
+        chosen = Fields(fields, raw_images=self.manifest.has_raw_images)
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
             known = {str(name).lower() for names in noted for name in names or ()}
@@ -163,6 +163,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.error_budget = spec.policy.budget
         self.chosen_epoch = ChosenEpoch()
         self.replica = Replica(rank, num_replicas)
+        self._quarantines: dict[str, Quarantine] = {}
         self._counts_all_ranks = False
 
     @property
@@ -222,14 +223,9 @@ class StreamingDataset(IterableDataset[Any]):
         """
         if not isinstance(index, (int, np.integer)):
             raise ArgumentError(f"a data set is indexed by sample numbers, not by {index!r}")
-        total = self.manifest.num_samples
-        number = int(index) + (total if index < 0 else 0)
-        if not 0 <= number < total:
-            raise IndexError(f"sample {index:,} is outside the data set, which has {counted(total, 'sample')}")
-        shards, samples = split_line(self.manifest.ends, np.array([number]))
+        shard, sample = shard_of(self.manifest, int(index) + (self.manifest.num_samples if index < 0 else 0))
         mark = False if self.mark_padding else None
-        epoch = self.chosen_epoch.epoch
-        return self.sample_reader.sample(int(shards[0]), int(samples[0]), epoch, mark, strict=True)
+        return self.sample_reader.sample(shard, sample, self.chosen_epoch.epoch, mark, strict=True)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, this worker's."""
@@ -294,13 +290,11 @@ class StreamingDataset(IterableDataset[Any]):
 
             refuse_second_split(self)
 
-    def bad_sample_log(self) -> BadSampleLog | None:
-        """Return a log of bad samples for one loader; ``None`` if bad samples are errors."""
+    def bad_sample_log(self, epoch: int, planned: int, log_prefix: str) -> BadSampleLog | None:
+        """Return a log of the bad samples of one epoch of a loader; ``None`` if bad samples are errors."""
         if not any(spec.policy.replaces for spec in self.sample_reader.specs.values()):
             return None
-        from wdsdist.loader.bad_sample_log import BadSampleLog
-
-        return BadSampleLog(self.error_budget)
+        return BadSampleLog(self.error_budget, self._quarantines, epoch, planned, log_prefix)
 
     def of_all_ranks(self) -> StreamingDataset:
         """Return this data set with the length of all ranks together, which some frameworks ask a data set for."""

@@ -13,7 +13,7 @@ from wdsdist.errors import ArgumentError
 from wdsdist.samples.collate import BatchT
 
 if TYPE_CHECKING:
-    from wdsdist.loader.checkpoint import State
+    from wdsdist.loader.epoch_planner import State
 
 
 def to_device(loader: Iterable[BatchT], device: torch.device | str | int) -> DeviceLoader[BatchT]:

@@ -17,7 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
-from wdsdist.loader.epoch_iterator import Epoch, EpochIterator
+from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.progress import Progress
 from wdsdist.loader.stats import EpochMeter, LoaderStats
@@ -30,8 +30,7 @@ from wdsdist.sampling.plan import Batcher, Plan, Position
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.cache.prefetch import Prefetch
-    from wdsdist.loader.bad_sample_log import BadSampleLog
-    from wdsdist.loader.checkpoint import State
+    from wdsdist.loader.epoch_planner import State
 
 
 class StreamingDataLoader(DataLoader[BatchT]):
@@ -80,7 +79,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
     _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
-    _bad_samples: BadSampleLog | None = None
 
     def __init__(
         self,
@@ -183,11 +181,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
         batches = EpochIterator(self)
-        if "_is_accelerate_prepared" not in self.__dict__:
-            return batches
-        from wdsdist.loader.accelerated import AcceleratedBatches
-
-        return AcceleratedBatches(batches, non_blocking=self.pin_memory)
+        is_prepared = "_is_accelerate_prepared" in self.__dict__
+        return AcceleratedBatches(batches, non_blocking=self.pin_memory) if is_prepared else batches
 
     @property
     def planned_by(self) -> str:
@@ -250,8 +245,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         # Workers stay with the process that started them, and so does what they did.
         return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
-    def _begin(self) -> Epoch:
-        """Start the workers on the next epoch, or on its rest."""
+    def _begin(self) -> tuple[Iterator[Any], EpochMeter]:
+        """Start the workers on the next epoch, or on its rest; return their messages, and what measures it."""
         if self._meter is not None:
             self._meter.finish()
         self._end_prefetch()
@@ -262,24 +257,20 @@ class StreamingDataLoader(DataLoader[BatchT]):
             planner.check(start)
         self._renew_workers(config)
         self._meter = EpochMeter(
-            position.epoch,
-            plan=plan,
+            plan,
             sample_bytes=config.mean_sample_bytes,
             num_copied=int(config.manifest.is_copied.sum()),
             log_prefix=start.log_prefix,
+            bad_samples=self.dataset.bad_sample_log(position.epoch, plan.samples_per_rank, start.log_prefix),
         )
         if self.num_workers and self._iterator is None:
             self._prepare(plan, config.mean_sample_bytes)
         self._tickets.start = dataclasses.replace(start, group=self._group)
-        if self._bad_samples is None:
-            self._bad_samples = self.dataset.bad_sample_log()
-        if self._bad_samples is not None:
-            self._bad_samples.begin(position.epoch, plan.samples_per_rank, start.log_prefix)
         messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
         self._progress.begin(position)
-        return Epoch(messages, plan, self._meter, self._bad_samples, self.num_workers)
+        return messages, self._meter
 
     def _renew_workers(self, config: OrderConfig) -> None:
         """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""

@@ -20,9 +20,10 @@ from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
-from wdsdist.sampling.mix_order import MixOrder, settings_of_each
+from wdsdist.sampling.mix_order import Deal, MixOrder
 from wdsdist.sampling.order import Order, OrderSettings, default_window
 from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.permutation import mix_key
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, join
 from wdsdist.shards.open import Shards
@@ -153,15 +154,22 @@ class MixedOrderConfig(OrderConfig):
         return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
 
     def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
-        parts = zip(self.manifest.parts, settings_of_each(settings, self.windows), strict=True)
+        parts = zip(self.manifest.parts, self._settings_of_each(settings), strict=True)
         return sum(OrderConfig(manifest=part).bytes_at_once(own, identity, ranks) for part, own in parts)
 
     def _order(self, settings: OrderSettings, epoch: int) -> Order:
-        counts = [part.counts for part in self.manifest.parts]
-        return MixOrder(
-            counts, self.windows, self.weights, settings, epoch,
-            num_samples=self.num_samples, stratified=self.stratified,
+        deal = Deal(
+            self.weights, num_samples=self.num_samples, lanes=settings.num_canonical_replicas, seed=settings.seed,
+            epoch=epoch, stratified=self.stratified,
         )  # fmt: skip
+        return MixOrder(deal, [part.counts for part in self.manifest.parts], self._settings_of_each(settings))
+
+    def _settings_of_each(self, settings: OrderSettings) -> list[OrderSettings]:
+        """Return the settings of the own order of each data set, with windows of its own."""
+        return [
+            replace(settings, seed=mix_key(settings.seed, number), window=min(window, settings.window))
+            for number, window in enumerate(self.windows)
+        ]
 
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:

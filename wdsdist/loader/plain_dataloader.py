@@ -6,16 +6,16 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wdsdist.errors import StateError
-from wdsdist.loader.checkpoint import State, check_state, identity_of, read_state
+from wdsdist.loader.epoch_planner import State, check_state, identity_of, read_state
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
+from wdsdist.samples.bad_samples import BadSampleLog
 from wdsdist.sampling.order_config import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
-    from wdsdist.loader.bad_sample_log import BadSampleLog
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -47,15 +47,6 @@ class SampleStream(Iterator[Any]):
         return sample
 
 
-class _Loaded(NamedTuple):
-    """A state that was loaded."""
-
-    position: Position
-    config: OrderConfig
-    """The order over the generation of the data set that the state was saved with."""
-    process: int
-
-
 class PlainProgress:
     """The position of this process in a data set that no `StreamingDataLoader` iterates.
 
@@ -65,31 +56,32 @@ class PlainProgress:
 
     def __init__(self) -> None:
         self._stream: SampleStream | None = None
-        self._loaded: _Loaded | None = None
+        self._loaded: tuple[Position, OrderConfig, int] | None = None
+        """The position of a state, the order over the generation of the data set that saved it, and who loaded it."""
 
     def start(self, dataset: StreamingDataset) -> SampleStream:
         """Start an iteration of this rank's samples, or of this worker's."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None and loaded.process != os.getpid():
+        loaded, config, process = self._loaded or (None, dataset.order_config, os.getpid())
+        self._loaded = None
+        if process != os.getpid():
             # Each pass of a loader would start its workers from this same copy, and so with this state.
             raise StateError(
                 "the data set's state was loaded in another process than the one that iterates it: load it into a "
                 "StatefulDataLoader, which hands it to its workers, or use a StreamingDataLoader"
             )
         worker, num_workers = enter_worker()
-        config, position = dataset.order_config, Position(dataset.chosen_epoch.begin())
+        epoch = dataset.chosen_epoch.begin()
         if worker == 0:
-            _warn(dataset, position.epoch, num_workers)
-        if loaded is not None and dataset.chosen_epoch.requests and position.epoch != loaded.position.epoch:
-            plan = dataset.plan(loaded.position.epoch, loaded.config)
-            if loaded.position.consumed < _num_samples(plan, worker, num_workers):
+            _warn(dataset, epoch, num_workers)
+        if loaded is not None and dataset.chosen_epoch.requests and epoch != loaded.epoch:
+            if loaded.consumed < _num_samples(dataset.plan(loaded.epoch, config), worker, num_workers):
                 warnings.warn(
-                    f"set_epoch({position.epoch}) discards the loaded state of epoch {loaded.position.epoch}: to "
-                    f"resume, start with the epoch of the state",
+                    f"set_epoch({epoch}) discards the loaded state of epoch {loaded.epoch}: to resume, start with the "
+                    f"epoch of the state",
                     stacklevel=3,
                 )
-        elif loaded is not None:
-            position, config = loaded.position, loaded.config
+            loaded, config = None, dataset.order_config
+        position = loaded or Position(epoch)
         plan, own = dataset.plan(position.epoch, config), dataset.identity()
         start = EpochStart(
             position=Position(position.epoch),
@@ -102,18 +94,16 @@ class PlainProgress:
         part = WorkerIterator(
             config, dataset.sample_reader, plan, start, worker=worker + whole * num_workers, num_workers=num_workers
         )
-        bad_samples = dataset.bad_sample_log()
-        if bad_samples is not None:
-            left = _num_samples(plan, worker, num_workers) - position.consumed
-            bad_samples.begin(position.epoch, left, start.log_prefix)
+        left = _num_samples(plan, worker, num_workers) - position.consumed
+        bad_samples = dataset.bad_sample_log(position.epoch, left, start.log_prefix)
         places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
         self._stream = SampleStream(dataset, places, position, bad_samples)
         return self._stream
 
     def state(self, dataset: StreamingDataset) -> State:
         """Return the position of this process in the epoch, with what identifies data set, order and split."""
-        reached = self._loaded or self._stream
-        position = Position(dataset.chosen_epoch.epoch) if reached is None else reached.position
+        position = Position(dataset.chosen_epoch.epoch) if self._stream is None else self._stream.position
+        position = self._loaded[0] if self._loaded else position
         return {**_about(dataset, dataset.order_config), "epoch": position.epoch, "taken": position.consumed}
 
     def load(self, dataset: StreamingDataset, state: Mapping[str, Any]) -> None:
@@ -121,7 +111,7 @@ class PlainProgress:
         check_state(state, "taken")
         config = dataset.order_config.as_in(state)
         position = read_state({**state, "consumed": state["taken"]}, _about(dataset, config, state))
-        self._loaded = _Loaded(position, config, os.getpid())
+        self._loaded = position, config, os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None}  # an open stream stays in its process

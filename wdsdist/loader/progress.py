@@ -124,30 +124,28 @@ class Progress:
     def __init__(self, chosen: ChosenEpoch) -> None:
         self._chosen = chosen
         self._heeded = 0  # choices so far
-        self._current: Position | None = None
-        self._requested: int | None = None
-        self._asked: int | None = None  # the latest request of all, here or where the loaded state was taken
-        self._resumed: Position | None = None
+        self._current: Position | None = None  # in the epoch that is under way
+        self._next = Position(0)  # where the next iteration begins
+        self._is_loaded = False  # whether a state says so
+        self._is_asked = False  # whether a call of `set_epoch` does
         self._finished = False  # whether nothing is left of the epoch of a loaded position
-        self._playing = False  # whether the current epoch has advanced since the last request or restart
+        self._asked: int | None = None  # the latest epoch that was asked for, here or where the loaded state was taken
 
     def _heed(self) -> None:
         """Let the next iteration take an epoch that was chosen since the last call; of several choices the last."""
         if self._chosen.requests == self._heeded:
             return
-        self._heeded, epoch = self._chosen.requests, self._chosen.epoch
-        if self._resumed is not None and epoch not in (self._resumed.epoch, self._asked):
-            goes_on = self._finished and epoch == self._resumed.epoch + 1
-            if not goes_on:
+        self._heeded, epoch, loaded = self._chosen.requests, self._chosen.epoch, self._next
+        if not self._is_loaded or epoch not in (loaded.epoch, self._asked):
+            if self._is_loaded and not (self._finished and epoch == loaded.epoch + 1):
                 warnings.warn(
-                    f"set_epoch({epoch}) discards the loaded state of epoch {self._resumed.epoch} "
-                    f"({self._resumed.consumed:,} samples consumed). Call set_epoch({self._resumed.epoch}) to finish "
-                    f"that epoch; if epochs are cut short, as with Lightning's limit_train_batches, ignore this",
+                    f"set_epoch({epoch}) discards the loaded state of epoch {loaded.epoch} ({loaded.consumed:,} "
+                    f"samples consumed). Call set_epoch({loaded.epoch}) to finish that epoch; if epochs are cut short, "
+                    f"as with Lightning's limit_train_batches, ignore this",
                     stacklevel=4,
                 )
-            self._resumed = None
-        self._requested = self._asked = epoch
-        self._playing = False
+            self._next, self._is_loaded = Position(epoch), False
+        self._asked, self._is_asked, self._current = epoch, True, None
 
     def resume(self, position: Position, *, asked: int | None = None, finished: bool = False) -> None:
         """Continue from a loaded position; earlier requests no longer count.
@@ -158,35 +156,35 @@ class Progress:
             finished: whether nothing is left of its epoch; asking for the next one discards nothing.
         """
         self._heed()
-        self._resumed, self._asked, self._finished = position, asked, finished
-        self._requested = None
-        self._playing = False
+        self._next, self._is_loaded, self._is_asked, self._current = position, True, False, None
+        self._asked, self._finished = asked, finished
 
     def restart(self) -> None:
         """Note that a new iteration has begun, though it has not delivered anything yet."""
-        self._playing = False
+        self._current = None
 
     @property
     def is_playing(self) -> bool:
         """Whether an epoch is under way."""
         self._heed()
-        return self._playing
+        return self._current is not None
 
     @property
     def position(self) -> Position:
         """The position to put into a checkpoint now."""
         self._heed()
-        if self._playing and self._current is not None:
-            return self._current
-        return self._next()
+        return self._next if self._current is None else self._current
 
     @property
     def position_of_length(self) -> Position:
         """The position in the current or next epoch; after a finished state, the start of the epoch that follows."""
-        self._heed()
-        if self._resumed is not None and self._finished and self._requested is None:
-            return Position(self._resumed.epoch + 1)
-        return self.position
+        position = self.position
+        return Position(position.epoch + 1) if self._goes_past_end and self._finished else position
+
+    @property
+    def _goes_past_end(self) -> bool:
+        """Whether the next iteration runs the next epoch if nothing is left of the one that a state names."""
+        return self._is_loaded and not self._is_asked
 
     @property
     def asked(self) -> int:
@@ -200,26 +198,18 @@ class Progress:
         Nothing changes until `begin`, so that an iteration that fails to begin is not counted as an epoch.
         """
         self._heed()
-        position = self._next()
-        plan = plan_at(position)
-        if self._resumed is not None and self._requested is None and plan.is_over(plan.reached(0).position):
+        position, plan = self._next, plan_at(self._next)
+        if self._goes_past_end and plan.is_over(plan.reached(0).position):
             position = Position(position.epoch + 1)
             plan = plan_at(position)
         return position, plan
 
     def begin(self, position: Position) -> None:
         """Note that an iteration has begun at a position, which was `upcoming`."""
-        self._current, self._requested, self._resumed, self._playing = position, None, None, True
+        self._current, self._next = position, Position(position.epoch + 1)
+        self._is_loaded = self._is_asked = False
 
     def advance(self, position: Position) -> None:
         """Note the position in the current epoch."""
         self._heed()
         self._current = position
-        self._playing = True
-
-    def _next(self) -> Position:
-        if self._resumed is not None:
-            return self._resumed
-        if self._requested is not None:
-            return Position(self._requested)
-        return Position(0 if self._current is None else self._current.epoch + 1)

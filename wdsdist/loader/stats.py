@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wdsdist._util.validation import counted, human
+from wdsdist.samples.bad_samples import BadSampleLog, Replaced
 from wdsdist.sampling.plan import Plan, Reached
 from wdsdist.shards.source import Counters
 
@@ -87,25 +88,30 @@ class LoaderStats:
 class EpochMeter:
     """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration.
 
-    ``sample_bytes`` is the mean of its shards, ``num_copied`` the number of those that are read through the cache;
-    ``clock`` returns the time in seconds.
+    Args:
+        plan: of the epoch.
+        sample_bytes: the mean of its shards.
+        num_copied: shards that are read through the cache.
+        log_prefix: begins the line of the log.
+        bad_samples: counts what was replaced; ``None`` if bad samples are errors.
+        clock: returns the time in seconds.
     """
 
     def __init__(
         self,
-        epoch: int,
-        *,
         plan: Plan,
+        *,
         sample_bytes: int,
         num_copied: int = 0,
         log_prefix: str = "",
+        bad_samples: BadSampleLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._epoch, self._plan, self._sample_bytes = epoch, plan, sample_bytes
-        self._num_copied, self._log_prefix, self._clock = num_copied, log_prefix, clock
+        self.plan, self._sample_bytes, self._num_copied = plan, sample_bytes, num_copied
+        self._log_prefix, self._bad_samples, self._clock = log_prefix, bad_samples, clock
         self._counted = Counters()
         self._total = plan.batches_per_rank
-        self.batches = self.samples = self._bad_samples = 0
+        self.batches = self._samples = 0
         self._fill: float | None = None
         self._waited = 0.0
         self._began = self._latest = self._clock()
@@ -121,16 +127,20 @@ class EpochMeter:
         """Note that the training loop asks for the next batch."""
         self._asked = self._clock()
 
-    def answer(self, reached: Reached | None = None, replaced: int = 0) -> None:
-        """Record that the training loop gets its next batch, with ``replaced`` bad samples, or the end of the epoch."""
-        self._bad_samples += replaced
+    def answer(self, reached: Reached | None = None, replaced: Replaced | None = None) -> None:
+        """Record that the training loop gets its next batch, of which samples were replaced, or the end of the epoch.
+
+        Raises `SampleError` if too many samples were bad.
+        """
+        if reached is not None:
+            if replaced is not None and self._bad_samples is not None:
+                self._bad_samples.add(replaced, self._samples + reached.samples)
+            self.batches += 1
+            self._samples += reached.samples
+            self._fill = reached.fill
         self._latest = self._clock()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
-        if reached is not None:
-            self.batches += 1
-            self.samples += reached.samples
-            self._fill = reached.fill
 
     def finish(self) -> None:
         """Note that no batches will follow, and log the epoch's figures."""
@@ -142,20 +152,20 @@ class EpochMeter:
     def remaining(self) -> int:
         """Batches that are still to come; planned batches are counted at the first call."""
         if self._total is None:
-            self._total = self._plan.count_batches()
+            self._total = self.plan.count_batches()
         return self._total - self.batches
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
-        planned = self._plan.batches_per_rank
+        planned = self.plan.batches_per_rank
         figures = self._counted._replace(shards_fetched=min(self._counted.shards_fetched, self._num_copied))
         return LoaderStats(
-            epoch=self._epoch,
+            epoch=self.plan.reached(0).position.epoch,
             batches=self.batches,
             planned_batches=self.batches if planned is None else planned,
-            samples=self.samples,
-            bad_samples=self._bad_samples,
-            bytes=self.samples * self._sample_bytes,
+            samples=self._samples,
+            bad_samples=0 if self._bad_samples is None else self._bad_samples.count,
+            bytes=self._samples * self._sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **figures._asdict(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist._util.shared_memory import is_spawning
+from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.order import OrderSettings
 from wdsdist.sampling.order_config import OrderConfig
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.ipc.channel import Channel
     from wdsdist.loader.ipc.failure import WorkerFailure
-    from wdsdist.samples.bad_samples import Replaced
 
 Collate = Callable[[list[Any]], Any]
 

@@ -1,10 +1,12 @@
-"""Bad samples: the policy for them, the errors that make one, and the report of a batch."""
+"""Bad samples: the policy for them, the errors that make one, and their count, log and budget in an epoch."""
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from wdsdist._util.validation import check_number, check_path
 from wdsdist.errors import (
@@ -16,11 +18,12 @@ from wdsdist.errors import (
     SampleError,
     ShardDamagedError,
     StorageError,
+    printable,
 )
+from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.storage import is_remote
 
-if TYPE_CHECKING:
-    from wdsdist.shards.quarantine import BadEntry
+_log = logging.getLogger("wdsdist")
 
 OnError = Literal["raise", "replace"]
 
@@ -33,6 +36,11 @@ _NEVER_THE_SAMPLE = (
 
 _LONGEST_REASON = 500
 """Characters: an error may quote a whole member."""
+
+_SECONDS_BETWEEN_LINES = 60.0
+
+LEAST_SAMPLES = 1_000
+"""The budget is a share of at least so many samples: of the first ten, one bad one says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +120,54 @@ def described(error: Exception) -> tuple[str, str]:
     elif isinstance(error, SampleError) and error.reason:
         field, reason = error.field, error.reason
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+
+
+class BadSampleLog:
+    """Counts the bad samples of an epoch on this rank, and ends it above the budget.
+
+    It logs at most one line a minute, and appends each bad sample once to its quarantine file.
+
+    Args:
+        error_budget: the largest share of bad samples; ``None`` for no limit.
+        files: the quarantine files of the data set that have entries, by path.
+        epoch: which epoch.
+        planned: its samples on this rank.
+        log_prefix: begins each line.
+    """
+
+    def __init__(
+        self, error_budget: float | None, files: dict[str, Quarantine], epoch: int, planned: int, log_prefix: str
+    ) -> None:
+        self._budget, self._files, self._epoch, self._log_prefix = error_budget, files, epoch, log_prefix
+        self._least = min(LEAST_SAMPLES, planned)
+        self._next_line = 0.0
+        self.count = 0
+        """Bad samples that were replaced."""
+
+    def add(self, replaced: Replaced, samples: int) -> None:
+        """Note the samples that were replaced among the latest of ``samples``.
+
+        Raises `SampleError` if more were bad than the budget allows.
+        """
+        for entry, path in replaced.bad:
+            try:
+                if path:
+                    self._files.setdefault(path, Quarantine(path)).add([entry])
+            except OSError as error:
+                self._warn(f"the quarantine file {path} cannot be written ({error}): it misses bad samples")
+        self.count += replaced.substitutes
+        count = f"{self.count:,} of {samples:,} samples of epoch {self._epoch} were bad"
+        entry = replaced.bad[-1][0]
+        part = f" of {entry.dataset!r}" if entry.dataset else ""
+        latest = f"sample {entry.key!r}{part} in {entry.shard}, {entry.field or 'as a whole'}: {entry.reason}"
+        self._warn(f"{self._log_prefix}{count} and replaced so far, the latest is {latest}")
+        if self._budget is not None and self.count > self._budget * max(samples, self._least):
+            raise SampleError(
+                f"{count} on this rank, more than error_budget={self._budget:g} allows (of at least {self._least:,} "
+                f"samples): repair or exclude them, or raise error_budget. The latest is {latest}"
+            )
+
+    def _warn(self, message: str) -> None:
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            _log.warning("%s", printable(message))

@@ -25,20 +25,19 @@ class SampleCheck:
     """Checker of samples: finds missing fields and members that do not decode, as reading the samples would.
 
     Args:
-        fields: the fields that a sample must have, and not empty, as `wdsdist.StreamingDataset` takes them. By default
-            no field is required, and all are decoded.
+        fields: the fields that a sample must have, and not empty. By default no field is required, and all are decoded.
         decode: whether members must decode: images to their last pixel, audio and video to their last frame. Members
             that no decoder knows always do.
         max_pixels: the most pixels of an image.
 
-    >>> check = SampleCheck(("txt", "json"), decode=True)
+    >>> check = SampleCheck(Fields(("txt", "json")), decode=True)
     >>> members = [b"hello", b"{"]
     >>> [(problem.field, problem.member) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
     [('json', 1)]
     """
 
-    def __init__(self, fields: Sequence[str] | None, *, decode: bool, max_pixels: int | None = None) -> None:
-        self._fields = Fields(fields)
+    def __init__(self, fields: Fields | None, *, decode: bool, max_pixels: int | None = None) -> None:
+        self._fields = fields or Fields(None)
         self._decode: Callable[..., Any] = lambda *_, **__: None
         if decode:
             from wdsdist.media.containers import check_media

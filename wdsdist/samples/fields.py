@@ -28,19 +28,23 @@ Chosen = tuple[tuple[str, str, int], ...]
 class Fields:
     """Chooses members by the extensions that ``fields=`` names.
 
+    Args:
+        fields: the names; ``None`` for all members.
+        raw_images: whether an image may be a ``.npy`` file, as ``pack(store="raw")`` writes it.
+
     >>> Fields(("jpg;png", "cls")).choose(("cls", "png", "txt"))
     (('jpg', 'png', 1), ('cls', 'cls', 0))
     >>> Fields(("image", "txt?")).choose(("cls", "webp"))
     (('image', 'webp', 1), ('txt', 'txt', -1))
     """
 
-    def __init__(self, fields: Sequence[str] | None) -> None:
+    def __init__(self, fields: Sequence[str] | None, *, raw_images: bool = False) -> None:
         is_list = fields is None or (isinstance(fields, Collection) and not isinstance(fields, str))
         if not is_list or not all(isinstance(field, str) and field.strip() for field in fields or ()):
             raise ArgumentError(
                 f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')", argument="fields"
             )
-        self._alternatives = None if fields is None else [tuple(_alternatives(field)) for field in fields]
+        self._alternatives = None if fields is None else [tuple(_alternatives(field, raw_images)) for field in fields]
         names = [alternatives[0] for alternatives in self._alternatives or ()]
         if len(names) > len(set(names)):
             raise ArgumentError(
@@ -131,21 +135,7 @@ class Fields:
                 raise error
 
 
-def with_raw_images(fields: Sequence[str]) -> tuple[str, ...]:
-    """Return ``fields=`` for a data set that was packed with ``store="raw"``: there an image is a ``.npy`` file.
-
-    >>> with_raw_images(("image?", "cls"))
-    ('image;npy?', 'cls')
-    """
-    Fields(fields)  # which checks them
-    names = [field.removesuffix("?") for field in fields]
-    return tuple(
-        f"{name};npy{field[len(name) :]}" if ANY_IMAGE in _alternatives(field) else field
-        for field, name in zip(fields, names, strict=True)
-    )
-
-
-def _alternatives(field: str) -> Iterator[str]:
+def _alternatives(field: str, raw_images: bool) -> Iterator[str]:
     """Yield the extensions that a field may have, first the one that names it."""
     for name in field.lower().removesuffix("?").split(";"):
         if "?" in name:
@@ -155,3 +145,4 @@ def _alternatives(field: str) -> Iterator[str]:
         yield name
         if name == ANY_IMAGE:
             yield from IMAGE_TYPES
+            yield from ("npy",) if raw_images else ()

@@ -1,7 +1,4 @@
-"""`MemberReader`: single samples of a data set by number, and their members, for ``cat``, ``show`` and ``view``.
-
-It reads as training does: local shards are mapped; what is read of other shards comes through the cache.
-"""
+"""The shards of a data set, opened in place or in a cache, and single samples of them and their members by number."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.samples.marks import Part
-from wdsdist.samples.open_source import open_source
 from wdsdist.sampling.order import split_line
 from wdsdist.shards.manifest import Manifest
-from wdsdist.shards.source import CacheOptions, OpenShard, ShardSource
+from wdsdist.shards.source import CacheOptions, LocalShards, OpenShard, ShardSource
 
 _SOURCES = 4
 """Threads that read at once: each has a source of its own, whose shards stay open."""
@@ -58,8 +54,18 @@ class StoredSample:
         return self.key if self.part is None else f"{self.key} part {self.part.number} of {self.part.total}"
 
 
+def open_source(manifest: Manifest, cache: CacheOptions | None = None) -> ShardSource:
+    """Return the source of a data set's shards: local files that are read in place, or copies in a cache."""
+    if not manifest.is_copied.any():
+        return LocalShards(manifest)
+    from wdsdist.cache.cached_shards import CachedShards
+    from wdsdist.cache.chunk_cache import ChunkCache
+
+    return CachedShards(manifest, ChunkCache(cache or CacheOptions()))
+
+
 class MemberReader:
-    """Reads single samples and members of a data set. Any number of threads may read at once.
+    """Reads single samples and members of a data set, for ``cat``, ``show`` and ``view``, from any number of threads.
 
     Args:
         manifest: the data set.

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from wdsdist.errors import BadSample, SampleError
 from wdsdist.samples.bad_samples import ADVICE, is_fault_of_sample
-from wdsdist.samples.collate import Batch, Ragged, Sample, make_column
+from wdsdist.samples.collate import PADDING, Batch, Ragged, Sample, make_column
 from wdsdist.samples.fields import ABSENT, Chosen
 from wdsdist.samples.marks import Part, caller
-from wdsdist.samples.padding import PADDING
 from wdsdist.samples.sample_spec import RAW, SampleSpec, Step
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.source import OpenShard

@@ -17,7 +17,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.order import EpochOrder, Order
+from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.plan import Batcher, BatchPlan, Position, Reached, World
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class EpochPlan:
     def batches(
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
-        order, total = self._order(), self.batches_per_rank
+        assert self.order is not None
+        order, total = self.order(), self.batches_per_rank
         groups = range(worker * group, total, num_workers * group)
         mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
         at_once = _LEAST_AT_ONCE
@@ -140,7 +141,7 @@ class EpochPlan:
             at_once = min(2 * at_once, _MOST_AT_ONCE)
             line = self.line(self._steps(block), rank=rank)
             positions = line % self.num_samples
-            columns = (*order.locate(positions), order.epochs(positions))
+            columns = order.locate(positions)
             padding = line >= self.num_samples
             for index, number in enumerate(block):
                 part = slice(index * self.batch_size, (index + 1) * self.batch_size)
@@ -150,12 +151,8 @@ class EpochPlan:
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched
 
-        return upcoming(self._order(), self, rank=rank, batch=batch)
-
-    def _order(self) -> Order:
-        if self.order is None:
-            raise NotImplementedError("this plan counts batches alone: it was made without an order")
-        return self.order()
+        assert self.order is not None
+        return upcoming(self.order(), self, rank=rank, batch=batch)
 
 
 @dataclass(frozen=True, kw_only=True)

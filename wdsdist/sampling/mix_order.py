@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -49,9 +48,6 @@ _SCATTER = 1024
 
 _GOLDEN = (5**0.5 - 1) / 2
 
-_Node = int | tuple[Fraction, "_Node", "_Node"]
-"""A node of the tree of weights: a stream; or a fork: the share of its places that go left, left and right child."""
-
 
 class MixOrder:
     """One epoch of a mix. A data set goes on from its position at the end of the epoch before.
@@ -60,66 +56,24 @@ class MixOrder:
     the data sets among the positions that are asked for.
 
     Args:
+        deal: of the epoch.
         counts: int64 [shards] for each data set, whose shards lie one after another on one line: samples in each shard.
-        windows: the most samples that a lane of each data set shuffles together.
-        weights: the share of each data set; they need not sum to 1.
-        settings: of the mix; its window is the largest of all windows.
-        epoch: which epoch.
-        num_samples: samples in an epoch of the mix.
-        stratified: whether each batch has its share of each data set, or as random draws do.
+        settings: of the own order of each data set.
     """
 
-    def __init__(
-        self,
-        counts: Sequence[Int64s],
-        windows: Sequence[int],
-        weights: Sequence[Fraction],
-        settings: OrderSettings,
-        epoch: int,
-        *,
-        num_samples: int,
-        stratified: bool = True,
-    ) -> None:
-        self.num_samples = num_samples
-        self._deal = deal = Deal(
-            weights,
-            num_samples=num_samples,
-            lanes=settings.num_canonical_replicas,
-            seed=settings.seed,
-            epoch=check_integer("epoch", epoch, 0, 2**63 - 1),
-            stratified=stratified,
-        )
-        each = zip(counts, settings_of_each(settings, windows), deal.starts, deal.counts, strict=True)
-        self._parts = [VirtualOrder(*part) for part in each]
+    def __init__(self, deal: Deal, counts: Sequence[Int64s], settings: Sequence[OrderSettings]) -> None:
+        self.num_samples, self._deal = deal.num_samples, deal
+        self._parts = [VirtualOrder(*part) for part in zip(counts, settings, deal.starts, deal.counts, strict=True)]
         self._first_shards = np.cumsum([0, *map(len, counts)])
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        shards, samples = np.empty_like(positions), np.empty_like(positions)
-        for part, chosen, numbers in self._dealt(positions):
-            own, samples[chosen] = self._parts[part].locate(numbers)
-            shards[chosen] = self._first_shards[part] + own
-        return shards, samples
-
-    def epochs(self, positions: Int64s) -> Int64s:
-        epochs = np.empty_like(positions)
-        for part, chosen, numbers in self._dealt(positions):
-            epochs[chosen] = self._parts[part].epochs(numbers)
-        return epochs
-
-    def _dealt(self, positions: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yield the number of each data set, the indices of the positions that it takes, and their numbers in it."""
-        parts, numbers = self._deal.locate(positions)
-        for part in np.unique(parts).tolist():
-            chosen = np.flatnonzero(parts == part)
-            yield part, chosen, numbers[chosen]
-
-
-def settings_of_each(settings: OrderSettings, windows: Sequence[int]) -> list[OrderSettings]:
-    """Return the settings of the own order of each data set of a mix, in which each has a window."""
-    return [
-        replace(settings, seed=mix_key(settings.seed, number), window=min(window, settings.window))
-        for number, window in enumerate(windows)
-    ]
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        streams, numbers = self._deal.locate(positions)
+        located = np.empty((3, *positions.shape), np.int64)
+        for stream in np.unique(streams).tolist():
+            own = streams == stream
+            located[:, own] = self._parts[stream].locate(numbers[own])
+            located[0, own] += self._first_shards[stream]
+        return located[0], located[1], located[2]
 
 
 class Deal:
@@ -154,44 +108,39 @@ class Deal:
         epoch: int,
         stratified: bool = True,
     ) -> None:
+        start = check_integer("epoch", epoch, 0, 2**63 - 1) * num_samples
         self.num_samples = num_samples
         self.lanes = lanes
-        self.starts = [0] * len(weights)
-        self.counts = [0] * len(weights)
         self._scatter_key = None if stratified else mix_key(seed, epoch, _PLACES)
-        self._tree = self._grown(_tree(weights), epoch * num_samples, num_samples, [], seed)
-
-    def _grown(self, node: _Node, start: int, count: int, path: list[int], seed: int) -> _Split | int:
-        """Lay out a node for this epoch: its places before the epoch, and in it."""
-        if isinstance(node, int):
-            self.starts[node], self.counts[node] = start, count
-            return node
-        key, (share, left, right) = mix_key(seed, *path), node
-        numerator, denominator = share.as_integer_ratio()
-        # The places before the epoch that go left, and the phase that goes on with.
-        before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
-        lane_order = _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS))
-        split = _Split(share, phase, count, lane_order)
-        for side, child, first, size in (
-            (0, left, before, split.left_count),
-            (1, right, start - before, count - split.left_count),
-        ):
-            split.children.append(self._grown(child, first, size, [*path, side], seed))
-        return split
+        # Nodes are the streams, then the forks, of which the root is the last. A fork divides what its parent gives it:
+        # the places before the epoch, those in it, and the path that leads there.
+        forks = list(enumerate(_forks(weights), len(weights)))
+        given: dict[int, tuple[int, int, tuple[int, ...]]] = {len(weights) + len(forks) - 1: (start, num_samples, ())}
+        self._splits: dict[int, tuple[_Split, int, int]] = {}
+        for node, (share, left, right) in reversed(forks):
+            start, count, path = given.pop(node)
+            key, (numerator, denominator) = mix_key(seed, *path), share.as_integer_ratio()
+            # The places before the epoch that go left, and the phase that goes on with.
+            before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
+            split = _Split(share, phase, count, _lane_order(lanes, len(path) + 1, mix_key(key, _ROTATIONS)))
+            given[left] = before, split.left_count, (*path, 0)
+            given[right] = start - before, count - split.left_count, (*path, 1)
+            self._splits[node] = split, left, right
+        self.starts = [given[stream][0] for stream in range(len(weights))]
+        self.counts = [given[stream][1] for stream in range(len(weights))]
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return, for each position, its stream and its number within that stream, from 0."""
         streams = np.zeros(positions.shape, np.int64)
         numbers = positions if self._scatter_key is None else self._scattered(positions, self._scatter_key)
         numbers = numbers.copy()
-        waiting = [(self._tree, np.arange(len(positions)))]
-        while waiting:
-            node, chosen = waiting.pop()
-            if isinstance(node, int):
-                streams[chosen] = node
-                continue
-            goes_left, numbers[chosen] = node.split(numbers[chosen])
-            waiting += zip(node.children, (chosen[goes_left], chosen[~goes_left]), strict=True)
+        chosen = {len(self.starts) + len(self._splits) - 1: np.arange(len(positions))}  # by node
+        for node, (split, left, right) in self._splits.items():
+            own = chosen.pop(node)
+            goes_left, numbers[own] = split.split(numbers[own])
+            chosen[left], chosen[right] = own[goes_left], own[~goes_left]
+        for stream, own in chosen.items():
+            streams[own] = stream
         return streams, numbers
 
     def _scattered(self, positions: Int64s, key: int) -> Int64s:
@@ -225,7 +174,6 @@ class _Split:
         self._tail_phase = phase
         self.left_count = (count * self._numerator + phase) // self._denominator
         """Places that go left."""
-        self.children: list[_Split | int] = []
         lanes = len(lane_order)
         self._rows = count // lanes
         self._lane_phases = (lane_order * self._denominator + phase) // lanes
@@ -260,16 +208,19 @@ def _taken(places: Int64s | np.int64, numerator: int, denominator: int, phase: I
     return np.asarray(whole * numerator + (rest * numerator + phase) // denominator, np.int64)
 
 
-def _tree(weights: Sequence[Fraction]) -> _Node:
-    """Make the Huffman tree of the weights: the fewer splits above a stream, the more exact its share of a batch."""
-    heap: list[tuple[Fraction, int, _Node]] = [(weight, k, k) for k, weight in enumerate(weights)]
+def _forks(weights: Sequence[Fraction]) -> list[tuple[Fraction, int, int]]:
+    """Return the inner nodes of the Huffman tree of the weights: the share of the left child, left and right child.
+
+    The fewer splits above a stream, the more exact its share of a batch. Nodes are numbered behind the streams.
+    """
+    heap = [(weight, stream) for stream, weight in enumerate(weights)]
     heapq.heapify(heap)
-    for number in range(len(weights), len(weights) + len(heap) - 1):
-        light, _, left = heapq.heappop(heap)
-        heavy, _, right = heapq.heappop(heap)
-        share = (light / (light + heavy)).limit_denominator(_FINEST)
-        heapq.heappush(heap, (light + heavy, number, (share, left, right)))
-    return heap[0][2]
+    forks: list[tuple[Fraction, int, int]] = []
+    while len(heap) > 1:
+        (light, left), (heavy, right) = heapq.heappop(heap), heapq.heappop(heap)
+        forks.append(((light / (light + heavy)).limit_denominator(_FINEST), left, right))
+        heapq.heappush(heap, (light + heavy, len(weights) + len(forks) - 1))
+    return forks
 
 
 def _lane_order(lanes: int, depth: int, rotation: int) -> Int64s:

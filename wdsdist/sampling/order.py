@@ -20,7 +20,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -79,11 +78,11 @@ class Order(Protocol):
     def num_samples(self) -> int:
         """``N``: the samples in the epoch."""
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the shard and the sample within it at each position; positions lie in ``range(N)``."""
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the shard at each position, the sample within it, and its epoch; positions lie in ``range(N)``.
 
-    def epochs(self, positions: Int64s) -> Int64s:
-        """Return the epoch that each position belongs to; in a mix, of its data set."""
+        In a mix it is the epoch of the data set.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,7 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples
     ``ArgumentError`` for a negative epoch.
 
     >>> order = epoch_order(np.array([3, 0, 2]), OrderSettings(seed=1), epoch=0)
-    >>> shards, samples = order.locate(np.arange(5))
+    >>> shards, samples, _ = order.locate(np.arange(5))
     >>> sorted(zip(shards.tolist(), samples.tolist()))
     [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
     """
@@ -153,19 +152,16 @@ class VirtualOrder:
         self._first_epoch, self._start = divmod(start, self._size)
         self._orders: dict[int, Order] = {}
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        shards, samples = np.empty_like(positions), np.empty_like(positions)
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        located = np.empty((3, *positions.shape), np.int64)
         epochs, offsets = np.divmod(self._start + positions, self._size)
         used = {}
         for later in np.unique(epochs).tolist():
             epoch = self._first_epoch + later
             used[epoch] = self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
-            shards[epochs == later], samples[epochs == later] = used[epoch].locate(offsets[epochs == later])
+            located[:, epochs == later] = used[epoch].locate(offsets[epochs == later])
         self._orders = used  # neighbouring positions need the orders that were used last
-        return shards, samples
-
-    def epochs(self, positions: Int64s) -> Int64s:
-        return self._first_epoch + (self._start + positions) // self._size
+        return located[0], located[1], located[2]
 
 
 class SamplerOrder:
@@ -181,20 +177,17 @@ class SamplerOrder:
     def _samples(self) -> Int64s:
         return torch_randperm(self.num_samples, self._seed)
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        return split_line(self._ends, self._samples[positions])
-
-    def epochs(self, positions: Int64s) -> Int64s:
-        return np.full(positions.shape, self._epoch)
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        return *split_line(self._ends, self._samples[positions]), np.full(positions.shape, self._epoch)
 
 
 class LaneWindows:
     """The windows of all lanes of an epoch's order: runs of samples that are shuffled together.
 
-    All windows of a lane have the same size, but for the last two, which share what is left. The first window is read
-    in *blocks*, runs of neighbouring samples, of which it has `_LEAST_BLOCKS` or more: the blocks are in random order,
-    and its first 1/64 is shuffled by itself, then the samples up to 1/16, up to 1/4, and the rest. So the first batches
-    of an epoch have samples of all shards of the window, and read a few ranges of bytes of each, which serve several
+    All windows of a lane have the same size, but for the last, which has what is left. The first window is read in
+    *blocks*, runs of neighbouring samples, of which it has `_LEAST_BLOCKS` or more: the blocks are in random order, and
+    its first 1/64 is shuffled by itself, then the samples up to 1/16, up to 1/4, and the rest. So the first batches of
+    an epoch have samples of all shards of the window, and read a few ranges of bytes of each, which serve several
     batches.
 
     Args:
@@ -205,27 +198,17 @@ class LaneWindows:
 
     def __init__(self, lengths: Int64s, window: int, *, key: int) -> None:
         self._lengths = lengths
-        self._window = window
         self._key = key
-        # The last two windows share what is left for them, because a short last one would mix worse than the others.
-        full, rest = np.divmod(lengths, window)
-        self._tail = np.where((full > 0) & (rest > 0), (full - 1) * window, lengths)
-        self._last = (self._tail + lengths + 1) // 2
-        self._first = np.maximum(1, np.where(self._tail == 0, self._last, np.minimum(window, lengths)))
-        self._block = np.maximum(1, self._first // _LEAST_BLOCKS)
+        # As few windows as can be, of like size: a short last one would mix worse than the others.
+        self._size = np.maximum(1, -(-lengths // np.maximum(1, -(-lengths // window))))
+        self._block = np.maximum(1, self._size // _LEAST_BLOCKS)
 
     def find(self, lane: Int64s, offset: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the number, the start and the size of the window, or stratum, that holds each offset of a lane."""
-        number, within = np.divmod(offset, self._window)
+        first, block = self._size[lane], self._block[lane]
+        number, within = np.divmod(offset, first)
         begin = offset - within
-        size = np.minimum(self._window, self._lengths[lane] - begin)
-        tail, last = self._tail[lane], self._last[lane]
-        is_last, is_next = offset >= last, (offset >= tail) & (offset < last)
-        number = number + (is_last & (number * self._window < last))
-        begin = np.where(is_last, last, begin)
-        size = np.where(is_last, self._lengths[lane] - last, np.where(is_next, last - tail, size))
         # The strata of the first window.
-        first, block = self._first[lane], self._block[lane]
         cuts = np.stack([(first // block >> share) * block for share in _STRATA])
         stratum = (offset >= cuts).sum(axis=0)
         edges = np.concatenate((np.zeros_like(cuts[:1]), cuts, first[None]))
@@ -234,15 +217,15 @@ class LaneWindows:
         return (
             np.where(is_first, stratum, number + len(_STRATA)),
             np.where(is_first, begins, begin),
-            np.where(is_first, ends - begins, size),
+            np.where(is_first, ends - begins, np.minimum(first, self._lengths[lane] - begin)),
         )
 
     def in_blocks(self, lane: Int64s, offset: Int64s) -> Int64s:
         """Return where in its lane each offset lies once the blocks of the first window are in random order."""
         moved = offset.copy()
-        inside = np.flatnonzero(offset < self._first[lane])
+        inside = np.flatnonzero(offset < self._size[lane])
         lane, offset = lane[inside], offset[inside]
-        first, block = self._first[lane], self._block[lane]
+        first, block = self._size[lane], self._block[lane]
         number, within = np.divmod(offset, block)
         # Samples beyond the whole blocks stay behind them. The turn moves other samples there in each epoch.
         whole = np.flatnonzero(number < first // block)
@@ -253,31 +236,7 @@ class LaneWindows:
 
     def begins(self, lane: int, together: int = 1) -> Int64s:
         """Return the offsets at which the windows of a lane begin, or every ``together``-th of them."""
-        begins = np.arange(0, int(self._lengths[lane]), together * self._window)
-        if len(begins) and begins[-1] > self._tail[lane]:
-            begins[-1] = self._last[lane]
-        return begins
-
-    def strata(self, lane: int) -> list[tuple[int, int, Int64s, Int64s]]:
-        """Return the strata of a lane's first window; an empty lane has none.
-
-        Each is its first offset, one past its last, and the spans of the lane that its samples lie in: int64 [spans],
-        their first offsets and their last.
-        """
-        if not self._lengths[lane]:
-            return []
-        size, block = int(self._first[lane]), int(self._block[lane])
-        cuts = np.unique([0, *((size // block >> share) * block for share in _STRATA), size]).tolist()
-        strata = []
-        for begin, end in pairwise(cuts):
-            offsets = np.arange(begin, end, block)
-            lanes = np.full(len(offsets), lane)
-            firsts = self.in_blocks(lanes, offsets)
-            lasts = self.in_blocks(lanes, np.minimum(offsets + block, size) - 1)
-            is_cut = firsts > lasts  # the block goes on at the start of the window
-            lasts, more = np.where(is_cut, size - 1, lasts), lasts[is_cut]
-            strata.append((begin, end, np.append(firsts, np.zeros_like(more)), np.append(lasts, more)))
-        return strata
+        return np.arange(0, self._lengths[lane], together * self._size[lane])
 
 
 class ShardOrder:
@@ -330,7 +289,7 @@ class ShardOrder:
         together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
         return np.append(self._windows.begins(lane, together), length)
 
-    def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    def lane_spans(self, lane: int, begins: Int64s | np.int64, ends: Int64s | np.int64) -> tuple[Int64s, Int64s]:
         """Return which of `shards` hold the samples of a lane from offsets ``begins`` to ``ends``.
 
         Returns:
@@ -341,36 +300,20 @@ class ShardOrder:
         lasts = np.searchsorted(self._ends, start + ends - 1, side="right") + 1
         return firsts, np.where(begins < ends, lasts, firsts)
 
-    def lane_parts(self, lane: int, begin: int, end: int) -> list[tuple[int, int, Int64s]]:
-        """Return the parts of a stretch of a lane, as offsets, each with its shards in increasing order.
-
-        The first window has several: its first samples lie in few of its shards if these are many.
-        """
-        strata = self._windows.strata(lane) if begin == 0 and self._shuffle else []
-        if not strata or strata[-1][1] != end:
-            strata = [(begin, end, np.array([begin]), np.array([end - 1]))]
-        return [(start, stop, self.lane_shards(lane, *spans)) for start, stop, *spans in strata]
-
-    def lane_shards(self, lane: int, firsts: Int64s, lasts: Int64s) -> Int64s:
-        """Return the shards of spans of a lane, from their first offsets to their last, in increasing order."""
-        start = self._lane_starts[lane]
-        begins, ends = (np.searchsorted(self._ends, start + offsets, "right") for offsets in (firsts, lasts))
-        low = begins.min()
-        depth = np.bincount(begins - low, minlength=ends.max() + 2 - low) - np.bincount(ends + 1 - low)
-        pieces = low + np.flatnonzero(np.cumsum(depth) > 0)
+    def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
+        """Return the shards of a lane from offset ``begin`` to ``end``, in increasing order."""
+        pieces = np.arange(*self.lane_spans(lane, np.int64(begin), np.int64(end)))
         return np.unique(self.shards[pieces[self._is_filled[pieces]]])
 
-    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         offset, lane = np.divmod(positions, self.num_lanes)
         if self._shuffle:
             number, begin, size = self._windows.find(lane, offset)
             offset = begin + permute(offset - begin, size, mix_keys(mix_key(self._key, _WINDOWS), lane, number))
             offset = self._windows.in_blocks(lane, offset)
         pieces, samples = split_line(self._ends, self._lane_starts[lane] + offset)
-        return self.shards[pieces], samples + np.where(pieces == 0, self._first_sample, 0)
-
-    def epochs(self, positions: Int64s) -> Int64s:
-        return np.full(positions.shape, self._epoch)
+        samples += np.where(pieces == 0, self._first_sample, 0)
+        return self.shards[pieces], samples, np.full(positions.shape, self._epoch)
 
 
 def _turned(shards: Int64s, lengths: Int64s, start: int) -> tuple[Int64s, Int64s, int]:

@@ -32,10 +32,7 @@ def mix_key(*parts: int) -> int:
     >>> mix_key(5, 1) == mix_key(6, 0)
     False
     """
-    state = 0
-    for part in parts:
-        state = _finalise((state + _GOLDEN & _MASK) ^ _finalise(int(part) & _MASK))  # int: numpy's own would overflow
-    return state
+    return int(mix_keys(0, *(np.uint64(int(part) & _MASK) for part in parts))[0])
 
 
 def mix_keys(key: int, *parts: npt.ArrayLike) -> Uint64s:
@@ -46,7 +43,7 @@ def mix_keys(key: int, *parts: npt.ArrayLike) -> Uint64s:
     """
     state: Uint64s = np.full(1, key, np.uint64)
     for part in parts:
-        state = _finalise_all((state + np.uint64(_GOLDEN)) ^ _finalise_all(np.atleast_1d(part).astype(np.uint64)))
+        state = _finalise((state + np.uint64(_GOLDEN)) ^ _finalise(np.atleast_1d(part).astype(np.uint64)))
     return state
 
 
@@ -98,7 +95,7 @@ def torch_randperm(n: int, seed: int) -> Int64s:
 def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Order ``range(size)`` by hashes: element ``position`` goes to the rank of its hash. Exactly uniform."""
     elements = np.arange(int(size.max(initial=0)))
-    hashes = _finalise_all(key[:, None] + _finalise_all((elements + 1).astype(np.uint64)))
+    hashes = _finalise(key[:, None] + _finalise((elements + 1).astype(np.uint64)))
     own = np.take_along_axis(hashes, position[:, None], axis=1)
     # Equal hashes, once in 2**58, are ordered by element so that the answer stays a bijection.
     before = (hashes < own) | ((hashes == own) & (elements < position[:, None]))
@@ -138,13 +135,7 @@ def _encrypt(words: Uint64s, bits: Uint64s, key: Uint64s) -> Uint64s:
     return (halves[0] << low) | halves[1]
 
 
-def _finalise(word: int) -> int:
-    word = (word ^ word >> 30) * _MULTIPLIERS[0] & _MASK
-    word = (word ^ word >> 27) * _MULTIPLIERS[1] & _MASK
-    return word ^ word >> 31
-
-
-def _finalise_all(words: Uint64s) -> Uint64s:
+def _finalise(words: Uint64s) -> Uint64s:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
     return words ^ (words >> np.uint64(31))

@@ -32,9 +32,8 @@ BLOCK_SAMPLES = 4096
 _CLOSELY = 512
 """Samples of a block to which the last use of a shard is rounded."""
 
-_LOOKS = 64
-"""Samples that are located for each shard of a window, at least, to find its first use."""
-
+_LOOKS, _MOST_LOOKS = 64, 16_384
+"""Samples that are located for each shard of a window, and in all, to find first uses."""
 
 _COPY_BYTES, _COPY_BYTES_OF_A_SAMPLE = 20_480, 80
 """Approximate bytes that a copy takes besides its shard: its index, a map of its chunks, and partial blocks."""
@@ -92,38 +91,25 @@ def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first:
         # The steps whose offset in the lane, begin + number * advance, lies before the stretch's end.
         stop = min(len(steps), -(-(end - begin) // advance))
         if number < stop:
-            parts = []
-            for _, until, shards in order.lane_parts(lane, start, end):
-                upto = min(stop, -(-(until - begin) // advance))
-                if number < upto:
-                    parts.append((steps[number:upto], shards))
-                    number = upto
-            yield from _uses(order, plan, rank, parts)
+            yield from _uses(order, plan, rank, steps[number:stop], order.lane_shards(lane, start, end))
+            number = stop
 
 
-def _uses(order: Order, plan: EpochPlan, rank: int, parts: list[tuple[range, Int64s]]) -> Iterator[Use]:
-    """Yield the shards of some steps of a rank in the order of their first use; each part has some of the shards.
+def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, shards: Int64s) -> Iterator[Use]:
+    """Yield the shards of some steps of a rank in the order of their first use.
 
-    The search ends early: a shard with few samples in the window then counts from the end of the search on.
+    Few steps are looked at: a shard that is not among them counts as used from there on.
     """
-    last = parts[-1][0][-1] // plan.batch_size
-    seen: set[int] = set()
-    for steps, shards in parts:
-        new = set(shards.tolist()) - seen
-        firsts: dict[int, int] = {}
-        at, size = 0, 16 * len(shards)
-        while at < len(steps) and new and at < max(BLOCK_SAMPLES, _LOOKS * len(shards)):
-            part, located = _located(order, plan, rank, steps[at : at + size])
-            for index in np.sort(np.unique(located, return_index=True)[1]).tolist():
-                if (shard := int(located[index])) in new:
-                    new.discard(shard)
-                    firsts[shard] = int(part[index])
-            at, size = at + size, 2 * size
-        if at < len(steps):
-            firsts.update(dict.fromkeys(sorted(new), steps[at]))
-        seen.update(firsts)
-        for shard, step in firsts.items():
-            yield Use(step // plan.batch_size, last, shard)
+    last = steps[-1] // plan.batch_size
+    looked = steps[: min(_LOOKS * len(shards), _MOST_LOOKS)]
+    part, located = _located(order, plan, rank, looked)
+    distinct, indexes = np.unique(located, return_index=True)
+    by_first = np.argsort(indexes)
+    for shard, step in zip(distinct[by_first].tolist(), part[indexes[by_first]].tolist(), strict=True):
+        yield Use(step // plan.batch_size, last, shard)
+    if len(looked) < len(steps):
+        for shard in np.setdiff1d(shards, distinct).tolist():
+            yield Use(steps[len(looked)] // plan.batch_size, last, shard)
 
 
 def _of_block(order: Order, plan: EpochPlan, rank: int, steps: range) -> Iterator[Use]:

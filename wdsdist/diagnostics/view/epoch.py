@@ -68,7 +68,7 @@ def batch(
         manifest, decode=decode, transform=transform, num_replicas=choice["ranks"], rank=rank, seed=choice["seed"]
     )
     positions = plan.positions(rank=rank, batch=number)[:_MOST_SAMPLES]
-    rows = zip(*(part.tolist() for part in (*order.locate(positions), order.epochs(positions))), strict=True)
+    rows = zip(*(part.tolist() for part in order.locate(positions)), strict=True)
     samples = [_made(manifest, dataset.sample_reader, *row, style=style) for row in rows]
     return {"rank": rank, "batch": number, "size": plan.batch_size, "samples": samples}
 

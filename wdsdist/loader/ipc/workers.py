@@ -22,8 +22,6 @@ _log = logging.getLogger("wdsdist")
 
 _SECONDS_TO_END = 1.0
 """Seconds for workers to end, and to take a lock that they hold for microseconds."""
-_SHORTEST_POLL = 0.01
-"""Seconds to wait for a batch at least, before the clock is read again."""
 
 _LOCKS = "/dev/shm"
 """The system keeps the semaphores of queues there."""
@@ -92,20 +90,15 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return super()._next_data()  # type: ignore[no-untyped-call]
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
-        end = time.monotonic() + timeout
-        while True:
-            until = max(time.monotonic() + _SHORTEST_POLL, min(end, self._wait.due))
-            answer: tuple[bool, Any] = super()._try_get_data(until - time.monotonic())  # type: ignore[no-untyped-call]
-            has_come = answer[0]
-            if not has_come and self._wait.is_due():
-                task = self._task_info.get(self._rcvd_idx)
-                number = 0 if task is None else task[0]  # between epochs, any worker
-                _log.warning(
-                    "rank %d has waited %.0f s for data from worker %d (pid %d), which warns itself if it waits for a "
-                    "store", self._of_rank, self._wait.seconds, number, self._workers[number].pid,
-                )  # fmt: skip
-            if has_come or time.monotonic() >= end:
-                return answer
+        answer: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        if not answer[0] and self._wait.is_due():
+            task = self._task_info.get(self._rcvd_idx)
+            number = 0 if task is None else task[0]  # between epochs, any worker
+            _log.warning(
+                "rank %d has waited %.0f s for data from worker %d (pid %d), which warns itself if it waits for a "
+                "store", self._of_rank, self._wait.seconds, number, self._workers[number].pid,
+            )  # fmt: skip
+        return answer
 
     def has_lost_workers(self) -> bool:
         """Return whether one of the workers has died."""
