@@ -29,7 +29,7 @@ BUDGETS = {
     "batching": 1_700,
     "curation": 1_500,
     "media": 700,
-    "packing": 5_671,
+    "packing": 5_200,
     "diagnostics": 2_400,
     "integrations": 450,
     "cli": 1_900,
