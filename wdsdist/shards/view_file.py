@@ -119,13 +119,6 @@ class Picks:
         """Return the chosen samples of one shard."""
         return self.numbers[self.starts[shard] : self.starts[shard + 1]]
 
-    def parts_in(self, shard: int, samples: Int64s) -> Int64s | None:
-        """Return int64 [2, n]: the part that each sample is, and the parts of its record; ``None`` without parts."""
-        if self.parts is None:
-            return None
-        pairs: Int64s = self.parts[self.starts[shard] + samples].T.astype(np.int64)
-        return pairs
-
     def positions(self) -> Int64s:
         """Return int64 [samples]: the position of each chosen sample on the line of all stored samples."""
         firsts: Int64s = np.cumsum(self.stored_counts) - self.stored_counts
