@@ -15,7 +15,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.policies import use_policy
 from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import IndexFormatError
+from wdsdist.errors import IndexFormatError, NotFoundError
 
 SLACK = 60.0
 """Seconds, on a busy machine."""
@@ -131,7 +131,10 @@ def test_a_signed_url_of_an_index_is_that_of_the_index_and_a_shard_has_a_signatu
         found = {"/train/index.json?s=x": content, "/train/0.tar?s=y": tar}.get(asked.path)
         return (403, {}, b"") if found is None else (200, {}, found)
 
-    with answering(answer) as (url, _):
+    with answering(answer) as (url, asked):
+        with pytest.raises(NotFoundError, match=r"train is not a view: name an index\.json or a tar"):
+            wdsdist.open(f"{url}/train?s=x")
+        assert {request.path for request in asked} == {"/train?s=x"}
         found = wdsdist.open(f"{url}/train/index.json?s=x")
         assert (found.num_samples, found.location(0)) == (3, f"{url}/train/0.tar?s=y")
         assert wdsdist.StreamingDataset(found, decode=True, cache_dir=tmp_path)[2]["txt"] == "text"
