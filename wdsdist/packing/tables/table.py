@@ -42,7 +42,11 @@ _VALUES = 1_000_000
 _DATASET_ROWS = 4096
 _KEPT_BYTES = 256 << 20
 """Decoded groups of Parquet that a table keeps for `Table.take`."""
-_TEXTS = {"csv": csv, "tsv": functools.partial(csv, delimiter="\t"), "jsonl": json_lines}
+_TEXTS: dict[str, Callable[..., tuple[Any, list[Any]]]] = {
+    "csv": csv,
+    "tsv": functools.partial(csv, delimiter="\t"),
+    "jsonl": json_lines,
+}
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _log = logging.getLogger("wdsdist")
 
