@@ -33,13 +33,13 @@ from wdsdist.shards.source import CacheOptions
 
 if TYPE_CHECKING:
     from wdsdist.loader.epoch_planner import State
-    from wdsdist.loader.plain_dataloader import PlainProgress
+    from wdsdist.loader.foreign_loaders import PlainProgress
     from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.open import Shards
     from wdsdist.shards.quarantine import Quarantine
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
-"""Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
+"""Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.foreign_loaders`."""
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -182,7 +182,7 @@ class StreamingDataset(IterableDataset[Any]):
             return self.num_samples
         count = self.plan().samples_per_rank
         if count != self.manifest.num_samples:
-            from wdsdist.loader.framework_guards import refuse_random_split
+            from wdsdist.loader.foreign_loaders import refuse_random_split
 
             refuse_random_split(count, self.manifest.num_samples)
         return count
@@ -280,13 +280,13 @@ class StreamingDataset(IterableDataset[Any]):
     @functools.cached_property
     def _progress(self) -> PlainProgress:
         """The position of an iteration without a `StreamingDataLoader`."""
-        from wdsdist.loader.plain_dataloader import PlainProgress
+        from wdsdist.loader.foreign_loaders import PlainProgress
 
         return PlainProgress()
 
     def _refuse_second_split(self) -> None:
         if not FRAMEWORKS.isdisjoint(sys.modules):
-            from wdsdist.loader.framework_guards import refuse_second_split
+            from wdsdist.loader.foreign_loaders import refuse_second_split
 
             refuse_second_split(self)
 
@@ -316,7 +316,7 @@ class EpochSampler(Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration runs, unless Lightning Fabric asks: the loader counts better."""
         if "lightning" in sys.modules:
-            from wdsdist.loader.framework_guards import is_counted_by_fabric
+            from wdsdist.loader.foreign_loaders import is_counted_by_fabric
 
             if is_counted_by_fabric():
                 return

@@ -17,10 +17,9 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
-from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator
+from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, EpochMeter, LoaderStats
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.progress import Progress
-from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
@@ -148,7 +147,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         """
         position = self._progress.position_of_length
         if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
-            from wdsdist.loader.framework_guards import epoch_that_lightning_sets_up
+            from wdsdist.loader.foreign_loaders import epoch_that_lightning_sets_up
 
             epoch = epoch_that_lightning_sets_up()
             position = position if epoch is None else Position(epoch)

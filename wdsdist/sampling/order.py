@@ -247,7 +247,7 @@ class ShardOrder:
 
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
-        self._key = mix_key(settings.seed, epoch)
+        self._key = mix_key(mix_key(settings.seed, epoch), _WINDOWS)
         self._shuffle = settings.shuffle
         self.shards = np.arange(len(counts))
         """int64 [pieces]: all shards, as they lie on the line; the shard that a turn has cut stands at both ends."""
@@ -309,7 +309,7 @@ class ShardOrder:
         offset, lane = np.divmod(positions, self.num_lanes)
         if self._shuffle:
             number, begin, size = self._windows.find(lane, offset)
-            offset = begin + permute(offset - begin, size, mix_keys(mix_key(self._key, _WINDOWS), lane, number))
+            offset = begin + permute(offset - begin, size, mix_keys(self._key, lane, number))
             offset = self._windows.in_blocks(lane, offset)
         pieces, samples = split_line(self._ends, self._lane_starts[lane] + offset)
         samples += np.where(pieces == 0, self._first_sample, 0)
