@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wdsdist._util.validation import counted, human
@@ -91,36 +92,30 @@ class LoaderStats:
         return ", ".join(parts)
 
 
+@dataclass(eq=False)
 class EpochMeter:
-    """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration.
+    """Measures the throughput of one epoch, or of its rest, on this rank, from the first ``next`` of the iteration."""
 
-    Args:
-        plan: of the epoch.
-        sample_bytes: the mean of its shards.
-        num_copied: shards that are read through the cache.
-        log_prefix: begins the line of the log.
-        bad_samples: counts what was replaced; ``None`` if bad samples are errors.
-        clock: returns the time in seconds.
-    """
+    plan: Plan
+    _: KW_ONLY
+    sample_bytes: int
+    """The mean of its shards."""
+    num_copied: int = 0
+    """Shards that are read through the cache."""
+    log_prefix: str = ""
+    """Begins the line of the log."""
+    bad_samples: BadSampleLog | None = None
+    """Counts what was replaced; ``None`` if bad samples are errors."""
+    clock: Callable[[], float] = time.perf_counter
+    """Returns the time in seconds."""
+    batches: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        sample_bytes: int,
-        num_copied: int = 0,
-        log_prefix: str = "",
-        bad_samples: BadSampleLog | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.plan, self._sample_bytes, self._num_copied = plan, sample_bytes, num_copied
-        self._log_prefix, self._bad_samples, self._clock = log_prefix, bad_samples, clock
+    def __post_init__(self) -> None:
         self._counted = Counters()
-        self._total = plan.batches_per_rank
-        self.batches = self._samples = 0
+        self._samples = 0
         self._fill: float | None = None
         self._waited = 0.0
-        self._began = self._latest = self._clock()
+        self._began = self._latest = self.clock()
         self._asked: float | None = self._began  # when the training loop asked for the batch that it waits for
         self._is_finished = False
 
@@ -131,7 +126,7 @@ class EpochMeter:
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
-        self._asked = self._clock()
+        self._asked = self.clock()
 
     def answer(self, reached: Reached | None = None, replaced: Replaced | None = None) -> None:
         """Record that the training loop gets its next batch, of which samples were replaced, or the end of the epoch.
@@ -139,12 +134,12 @@ class EpochMeter:
         Raises `SampleError` if too many samples were bad.
         """
         if reached is not None:
-            if replaced is not None and self._bad_samples is not None:
-                self._bad_samples.add(replaced, self._samples + reached.samples)
+            if replaced is not None and self.bad_samples is not None:
+                self.bad_samples.add(replaced, self._samples + reached.samples)
             self.batches += 1
             self._samples += reached.samples
             self._fill = reached.fill
-        self._latest = self._clock()
+        self._latest = self.clock()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
 
@@ -152,26 +147,28 @@ class EpochMeter:
         """Note that no batches will follow, and log the epoch's figures."""
         if not self._is_finished:
             self._is_finished = True
-            _log.info("%s%s", self._log_prefix, self.stats())
+            _log.info("%s%s", self.log_prefix, self.stats())
+
+    @functools.cached_property
+    def _total(self) -> int:
+        return self.plan.count_batches()
 
     @property
     def remaining(self) -> int:
         """Batches that are still to come; planned batches are counted at the first call."""
-        if self._total is None:
-            self._total = self.plan.count_batches()
         return self._total - self.batches
 
     def stats(self) -> LoaderStats:
         """Return the figures of the epoch so far."""
         planned = self.plan.batches_per_rank
-        figures = self._counted._replace(shards_fetched=min(self._counted.shards_fetched, self._num_copied))
+        figures = self._counted._replace(shards_fetched=min(self._counted.shards_fetched, self.num_copied))
         return LoaderStats(
             epoch=self.plan.reached(0).position.epoch,
             batches=self.batches,
             planned_batches=self.batches if planned is None else planned,
             samples=self._samples,
-            bad_samples=0 if self._bad_samples is None else self._bad_samples.count,
-            bytes=self._samples * self._sample_bytes,
+            bad_samples=0 if self.bad_samples is None else self.bad_samples.count,
+            bytes=self._samples * self.sample_bytes,
             seconds=self._latest - self._began,
             seconds_waiting=self._waited,
             **figures._asdict(),

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -23,36 +24,37 @@ from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.sampling.epoch_plan import EpochPlan
 
 Place = tuple[int, int, int, bool | None]
 """Shard, number, epoch and mark of padding of a sample."""
 
 
+@dataclass(eq=False)
 class SampleStream(Iterator[Any]):
     """Iterator over the samples of one worker of one rank, which knows its position at any time."""
 
-    def __init__(
-        self, dataset: StreamingDataset, places: Iterator[Place], position: Position, bad_samples: BadSampleLog | None
-    ) -> None:
-        self._reader = dataset.sample_reader
-        self._places = places
-        self._bad_samples = bad_samples
-        self._next: Place | None = None
-        self._first = position.consumed
-        self.position = position
-        """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
+    reader: SampleReader
+    places: Iterator[Place]
+    position: Position
+    """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
+    bad_samples: BadSampleLog | None
+    _next: Place | None = None
+    _taken: int = 0
 
     def __next__(self) -> Any:
         # A sample that raises is the next one again: the iteration neither ends with it nor leaves it out.
-        position = self._next = self._next or next(self._places)
-        sample = self._reader.sample(*position)
-        self._next, self.position = None, self.position._replace(consumed=self.position.consumed + 1)
-        if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
-            self._bad_samples.add(replaced, self.position.consumed - self._first)
+        place = self._next = self._next or next(self.places)
+        sample = self.reader.sample(*place)
+        self._next, self._taken = None, self._taken + 1
+        self.position = self.position._replace(consumed=self.position.consumed + 1)
+        if self.bad_samples is not None and (replaced := self.reader.replaced()) is not None:
+            self.bad_samples.add(replaced, self._taken)
         return sample
 
 
+@dataclass(eq=False)
 class PlainProgress:
     """The position of this process in a data set that no `StreamingDataLoader` iterates.
 
@@ -60,10 +62,9 @@ class PlainProgress:
     state is loaded, the rest of its epoch.
     """
 
-    def __init__(self) -> None:
-        self._stream: SampleStream | None = None
-        self._loaded: tuple[Position, OrderConfig, int] | None = None
-        """The position of a state, the order over the generation of the data set that saved it, and who loaded it."""
+    _stream: SampleStream | None = None
+    _loaded: tuple[Position, OrderConfig, int] | None = None
+    """The position of a state, the order over the generation of the data set that saved it, and who loaded it."""
 
     def start(self, dataset: StreamingDataset) -> SampleStream:
         """Start an iteration of this rank's samples, or of this worker's."""
@@ -103,7 +104,7 @@ class PlainProgress:
         left = _num_samples(plan, worker, num_workers) - position.consumed
         bad_samples = dataset.bad_sample_log(position.epoch, left, start.log_prefix)
         places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
-        self._stream = SampleStream(dataset, places, position, bad_samples)
+        self._stream = SampleStream(dataset.sample_reader, places, position, bad_samples)
         return self._stream
 
     def state(self, dataset: StreamingDataset) -> State:

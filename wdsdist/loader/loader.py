@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -112,10 +111,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
         self._planner = EpochPlanner(dataset, batcher)
         persists = check_flag("persistent_workers", persistent_workers) and workers > 0
-        self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, is_persistent=persists, batcher=batcher
+        self._worker_dataset = WorkerDataset(
+            dataset.order_config, dataset.sample_reader, batcher=batcher, collate_fn=collate_fn, is_persistent=persists
         )
-        self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._tickets = Tickets(workers)
         self._progress = Progress(dataset.chosen_epoch)
         super().__init__(
@@ -264,7 +262,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         )
         if self.num_workers and self._iterator is None:
             self._prepare(plan, config.mean_sample_bytes)
-        self._tickets.start = dataclasses.replace(start, group=self._group)
+        self._tickets.start = replace(start, group=self._group)
         messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
@@ -278,7 +276,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if self._iterator is not None and (not is_known or self._iterator.has_lost_workers()):
             self._stop_workers(self._iterator)
         if not is_known:
-            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
+            reader = self._worker_dataset.sample_reader
+            reader = replace(reader, source=reader.source.with_manifest(config.manifest))
+            self._worker_dataset = replace(self._worker_dataset, order_config=config, sample_reader=reader)
 
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Prepare for new workers: shared memory, and the number of batches that they send together."""

@@ -204,13 +204,12 @@ def _joined(sources: list[tuple[Source, Any]], options: dict[str, Any]) -> Strea
     dataset = StreamingDataset(manifest, **options)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
         firsts = zip(itertools.accumulate((len(part.counts) for part in parts), initial=0), specs, strict=False)
-        dataset.sample_reader = dataset.sample_reader.with_specs(
-            {
-                first + shard: replace(spec, policy=policy) if policy.replaces else spec
-                for first, own in firsts
-                for shard, spec in own.items()
-            }
-        )
+        joined = {
+            first + shard: replace(spec, policy=policy) if policy.replaces else spec
+            for first, own in firsts
+            for shard, spec in own.items()
+        }
+        dataset.sample_reader = replace(dataset.sample_reader, specs=joined)
     return dataset
 
 

@@ -289,7 +289,7 @@ class ShardOrder:
         together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
         return np.append(self._windows.begins(lane, together), length)
 
-    def lane_spans(self, lane: int, begins: Int64s | np.int64, ends: Int64s | np.int64) -> tuple[Int64s, Int64s]:
+    def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
         """Return which of `shards` hold the samples of a lane from offsets ``begins`` to ``ends``.
 
         Returns:
@@ -302,7 +302,8 @@ class ShardOrder:
 
     def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
         """Return the shards of a lane from offset ``begin`` to ``end``, in increasing order."""
-        pieces = np.arange(*self.lane_spans(lane, np.int64(begin), np.int64(end)))
+        (first,), (last,) = self.lane_spans(lane, np.array([begin]), np.array([end]))
+        pieces = np.arange(first, last)
         return np.unique(self.shards[pieces[self._is_filled[pieces]]])
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
