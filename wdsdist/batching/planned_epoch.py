@@ -302,7 +302,7 @@ class PlannedEpoch:
         """
         first = number * self.block_samples
         positions = np.arange(first, min(first + self.block_samples, self.num_samples), dtype=np.int64)
-        shards, samples, epochs = self.order().locate(positions)
+        shards, samples, epochs = self.order.make().locate(positions)
         lengths = self.lengths(shards, samples).astype(np.int64)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts

@@ -24,8 +24,7 @@ from wdsdist.samples.member_reader import open_source, shard_of
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
-from wdsdist.sampling.order import OrderName
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderName, OrderSettings
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.open import OpenOptions
@@ -34,7 +33,6 @@ from wdsdist.shards.source import CacheOptions
 if TYPE_CHECKING:
     from wdsdist.loader.epoch_planner import State
     from wdsdist.loader.foreign_loaders import PlainProgress
-    from wdsdist.sampling.order import OrderSettings
     from wdsdist.shards.open import Shards
     from wdsdist.shards.quarantine import Quarantine
 
@@ -244,7 +242,7 @@ class StreamingDataset(IterableDataset[Any]):
         from wdsdist.sampling.shard_schedule import check_limit
 
         identity = self.identity()
-        needed = functools.partial(config.bytes_at_once, identity=identity)
+        needed = functools.partial(config.bytes_at_once, num_replicas=identity.world_size)
         ranks = min(identity.local_world_size, identity.world_size)
         check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 

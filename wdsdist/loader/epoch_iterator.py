@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsdist._util.validation import counted, human
 from wdsdist.errors import StateError
+from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.worker_iterator import Message, NotedBatch
 from wdsdist.samples.bad_samples import BadSampleLog, Replaced
 from wdsdist.sampling.plan import Plan, Position, Reached
@@ -233,11 +234,8 @@ class EpochIterator(Iterator[Any]):
                 meter.finish()
                 raise StopIteration
         batch, replaced, reached = self._group.pop(), None, None
-        if self._loader.num_workers:
-            from wdsdist.loader.ipc.failure import WorkerFailure
-
-            if isinstance(batch, WorkerFailure):
-                batch.reraise()
+        if isinstance(batch, WorkerFailure):
+            batch.reraise()
         if isinstance(batch, NotedBatch):
             batch, replaced, reached = batch
         if reached is None:

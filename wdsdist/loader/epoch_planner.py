@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError, IndexFormatError, StateError
 from wdsdist.loader.worker_iterator import EpochStart
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderSettings
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
 from wdsdist.storage import shown
 

@@ -19,7 +19,7 @@ from wdsdist.errors import StateError
 from wdsdist.loader.epoch_planner import State, check_state, identity_of, read_state
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
 from wdsdist.samples.bad_samples import BadSampleLog
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:

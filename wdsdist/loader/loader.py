@@ -22,7 +22,7 @@ from wdsdist.loader.progress import Progress
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position
 
 if TYPE_CHECKING:

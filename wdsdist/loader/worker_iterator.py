@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist._util.shared_memory import is_spawning
+from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderSettings
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, World
 from wdsdist.shards.source import Counters
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.ipc.channel import Channel
-    from wdsdist.loader.ipc.failure import WorkerFailure
 
 Collate = Callable[[list[Any]], Any]
 _Part = tuple["WorkerIterator", Iterator[list[Any]]]
@@ -227,7 +226,7 @@ class WorkerIterator:
                     yield group
                     group = []
         except Exception as error:
-            group.append(self._failure(error))
+            group.append(WorkerFailure(error, self.worker))
         if group:
             yield group
 
@@ -238,7 +237,7 @@ class WorkerIterator:
         try:
             message = self.send(group)
         except Exception as error:
-            message = [self._failure(error)]
+            message = [WorkerFailure(error, self.worker)]
         finally:
             group.clear()  # views keep their shards in the cache
         self.sample_reader.source.release()
@@ -248,11 +247,6 @@ class WorkerIterator:
                 following += (self.num_workers - 1) * self.start.group
             self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
         return message
-
-    def _failure(self, error: Exception) -> WorkerFailure:
-        from wdsdist.loader.ipc.failure import WorkerFailure
-
-        return WorkerFailure(error, self.worker)
 
     def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of the batches that follow."""
