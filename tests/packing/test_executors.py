@@ -16,7 +16,8 @@ import pytest
 
 from tests.support import made
 from tests.support.packing import DataBytes
-from wdsdist.errors import ArgumentError, DestinationError, SourceError, WdsdistError
+from wdsdist._util.extras import extra
+from wdsdist.errors import ArgumentError, DestinationError, ExtraMissingError, SourceError, WdsdistError
 from wdsdist.integrations.engines import connect
 from wdsdist.packing import pack
 from wdsdist.packing.destination import Destination
@@ -124,7 +125,8 @@ def test_a_broken_executor_is_an_error_that_says_what_to_do(source: Path, tmp_pa
 @pytest.mark.parametrize(("engine", "package"), [("dask", "distributed"), ("ray", "ray")])
 def test_a_missing_package_is_named_with_its_extra(engine: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ArgumentError, match=rf'pip install "wdsdist\[{engine}\]"'), connect(engine):
+    extra.cache_clear()
+    with pytest.raises(ExtraMissingError, match=rf'pip install "wdsdist\[{engine}\]"'), connect(engine):
         pass
 
 

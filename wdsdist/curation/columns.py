@@ -131,9 +131,9 @@ class ColumnReader:
         pa, picks, whole = pyarrow("columns"), self.manifest.picks, self._whole
         if self.is_part:
             assert picks is not None
-            parts = picks.parts_in(number, np.arange(self.manifest.counts[number]))
-            assert parts is not None
-            return pa.array(parts[PARTS.index(self.name)])
+            assert picks.parts is not None
+            parts = picks.parts[picks.starts[number] : picks.starts[number + 1], PARTS.index(self.name)]
+            return pa.array(parts.astype(np.int64))
         if self.name == SHARD:
             name = storage.split(whole.shown_name(number))[1]
             return pa.repeat(pa.scalar(name, "large_string"), int(whole.counts[number]))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +77,10 @@ class Repair:
     """Whether all damage of the shard is repaired."""
     what: str
     """What was done, or why the shard could not be repaired."""
+
+
+_Stored = tuple[ShardIndex | None, str, str]
+"""The index that is stored for a shard, or else the problem with it; and where it lies, or should lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,56 +165,48 @@ def verify(
 def _check(carried: Carried[_Check], number: int) -> list[Damage]:
     """Return all damage of one shard, which is fetched first if it is remote."""
     check = carried.value
-    location, options = check.manifest.location(number), check.manifest.part(number)[0].client_options
+    location, stored = check.manifest.location(number), _stored(check.manifest, number)
     if not storage.is_remote(location):
-        path = storage.local_path(location)
-        problems = _problems(path, _index_path(path, check.manifest, number), check, number)
-    else:
-        with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
-            path, is_readable = Path(folder) / storage.split(location)[1], True
-            try:
-                engine.fetch(location, path, options)
-                try:
-                    shard_index.beside(path).write_bytes(
-                        storage.read(storage.beside(location, shard_index.SUFFIX), options)
-                    )
-                except FileNotFoundError:
-                    pass
-                except StorageError as error:
-                    # A URL that is signed for the shard alone cannot tell whether there is an index.
-                    is_readable = "?" not in location or error.kind in storage.PASSING
-                    if is_readable:
-                        raise
-                problems = _problems(path, _index_path(path, check.manifest, number), check, number)
-                problems = [problem for problem in problems if is_readable or problem.part != "index"]
-            except (NotFoundError, StorageError) as error:
-                is_missing = isinstance(error, NotFoundError)
-                problem = "is not there: upload it again" if is_missing else f"cannot be fetched: {error}"
-                problems = [Damage(check.manifest.shown_name(number), problem, number=number)]
-    return problems
+        return _problems(storage.local_path(location), stored, check, number)
+    with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
+        path = Path(folder) / storage.split(location)[1]
+        try:
+            engine.fetch(location, path, check.manifest.part(number)[0].client_options)
+            return _problems(path, stored, check, number)
+        except (NotFoundError, StorageError) as error:
+            is_missing = isinstance(error, NotFoundError)
+            problem = "is not there: upload it again" if is_missing else f"cannot be fetched: {error}"
+            return [Damage(check.manifest.shown_name(number), problem, number=number)]
 
 
-def _index_path(path: Path, manifest: Manifest, number: int) -> Path:
-    """Return the path of a local tar's index: below the index.json that lists it, or else beside the tar."""
-    places = shard_index.places(manifest.location(number), manifest.part(number)[0].base)
-    listed = (Path(place) for place in places if not storage.is_remote(place))
-    return next(filter(Path.exists, listed), shard_index.beside(path))
+def _stored(manifest: Manifest, number: int) -> _Stored:
+    """Load the index of a shard: from below the index.json that lists it, or else from beside the shard."""
+    location, data = manifest.location(number), manifest.part(number)[0]
+    is_remote = storage.is_remote(location)
+    places = [place for place in shard_index.places(location, data.base) if is_remote or not storage.is_remote(place)]
+    for place in places:
+        problem = ""
+        try:
+            return shard_index.load(storage.read(place, data.client_options), storage.shown(place)), "", place
+        except FileNotFoundError:
+            continue
+        except (IndexFormatError, OSError) as error:
+            # A URL that is signed for the shard alone cannot tell whether there is an index.
+            if "?" not in location or getattr(error, "kind", "") in storage.PASSING:
+                problem = f"has an index that cannot be read: {getattr(error, 'strerror', None) or error}"
+        return None, problem, place
+    name = storage.split(places[-1])[1]
+    return None, f"has no index {name} beside it: run `wdsdist index`, or pack again", places[-1]
 
 
-def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[Damage]:
+def _problems(path: Path, stored: _Stored, check: _Check, number: int) -> list[Damage]:
     """Return the damage of a local shard, its index and its members."""
     listed, data, name = check.manifest.shard(number), check.manifest.part(number)[0], check.manifest.shown_name(number)
-    known, scanned, problems = None, None, list[Damage]()
+    (known, index_problem, place), scanned, problems = stored, None, list[Damage]()
 
     def add(problem: str, part: Part = "tar") -> None:
         problems.append(Damage(name, problem, part, number))
 
-    try:
-        known, index_problem = shard_index.load(sidecar), ""
-    except FileNotFoundError:
-        index_problem = f"has no index {sidecar.name} beside it: run `wdsdist index`, or pack again"
-    except (IndexFormatError, OSError) as error:
-        index_problem = f"has an index that cannot be read: {getattr(error, 'strerror', None) or error}"
     try:
         size = regular(path).st_size
         if listed.size >= 0 and size != listed.size:
@@ -249,7 +243,7 @@ def _problems(path: Path, sidecar: Path, check: _Check, number: int) -> list[Dam
             raise
         add(f"cannot be read: {error.strerror or error}")
     if known is not None:
-        index_problem = _disagreement(known, listed, scanned, sidecar.name)
+        index_problem = _disagreement(known, listed, scanned, storage.split(place)[1])
     if index_problem:
         add(index_problem, "index")
     return problems
@@ -377,10 +371,7 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
             f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
             f"repair it there"
         )
-    sidecar = _index_path(path, manifest, number)
-    skip = False
-    with contextlib.suppress(OSError, IndexFormatError):
-        skip = bool(shard_index.load(sidecar).left_out)
+    stored = known, _, place = _stored(manifest, number)
     done = "indexed again"
     if "tar" in parts:
         if source is None:
@@ -391,9 +382,7 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
             copy = Path(folder) / path.name
             engine.fetch(whole, copy, data.client_options)
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(sidecar, shard_index.beside(copy))
-            for problem in _problems(copy, shard_index.beside(copy), _Check(manifest), number):
+            for problem in _problems(copy, stored, _Check(manifest), number):
                 if problem.part == "tar":
                     raise ShardDamagedError(
                         f"{storage.shown(whole)} is not the shard that was packed: it {problem.problem}"
@@ -403,10 +392,11 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
             # The old index goes first, so that no process can pair it with the new tar.
             shard_index.beside(path).unlink(missing_ok=True)
             copy.replace(path)
-        sidecar.unlink(missing_ok=True)
+        storage.delete(place)
         done = f"replaced by {storage.shown(whole)}"
     elif "index" not in parts:
         return "nothing done"
+    skip = known is not None and bool(known.left_out)
     index = scan.scan_shard(path, skip=skip, key_rule=data.key_rule)
-    storage.put(str(sidecar), shard_index.dumps(index))
+    storage.put(place, shard_index.dumps(index))
     return done

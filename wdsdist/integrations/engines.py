@@ -6,13 +6,13 @@ An engine only schedules tasks, and retries the tasks of a lost worker. Its pack
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from wdsdist.errors import ArgumentError, DestinationError
+from wdsdist._util.extras import extra
+from wdsdist.errors import ArgumentError, DestinationError, given
 
 __all__ = ["NAMES", "connect"]
 
@@ -38,7 +38,8 @@ def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
             ray; by default the one that this process is connected to, or that the engine's own settings name.
 
     Raises:
-        ArgumentError: there is no such engine, its package is not installed, or it has no address.
+        ArgumentError: there is no such engine, or it has no address.
+        ExtraMissingError: its package is not installed.
         DestinationError: the cluster cannot be reached, or loses one worker after another.
 
     >>> with connect("slurm") as executor:
@@ -48,12 +49,7 @@ def connect(engine: str, address: str | None = None) -> Iterator[Executor]:
     """
     if engine not in NAMES:
         raise ArgumentError(f"engine is {engine!r}: it must be one of {', '.join(NAMES)}", argument="engine")
-    try:
-        importlib.import_module("distributed" if engine == "dask" else "ray")
-    except ImportError as error:
-        raise ArgumentError(
-            f'engine {engine} needs a package that is not installed: pip install "wdsdist[{engine}]"', argument="engine"
-        ) from error
+    extra("distributed" if engine == "dask" else "ray", engine, given("engine", engine))
     with (_dask if engine == "dask" else _ray)(address) as executor:
         yield executor
 

@@ -10,7 +10,6 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -191,8 +190,8 @@ def load(content: bytes | memoryview | Path, label: str = "") -> ShardIndex:
     Raises ``FileNotFoundError``, and `IndexFormatError` if it is damaged.
     """
     label = label or str(content)
-    file = _FORMAT.load(content, label, check=True)
-    header: dict[str, Any] = {"left_out": [], "key_rule": FIRST_DOT, "stored": None, **file.header}
+    header, arrays = _FORMAT.load(content, label)
+    header = {"left_out": [], "key_rule": FIRST_DOT, "stored": None, **header}
     try:
         index = ShardIndex(
             size=operator.index(header["size"]),
@@ -203,7 +202,7 @@ def load(content: bytes | memoryview | Path, label: str = "") -> ShardIndex:
             key_rule=_string(header["key_rule"]),
             stored=header["stored"]
             and Stored(operator.index(header["stored"]["size"]), _string(header["stored"]["sha256"])),
-            **file.arrays,
+            **arrays,
         )
         _check(index)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

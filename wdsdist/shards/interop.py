@@ -45,8 +45,51 @@ def tars_in(folder: str, options: storage.StorageOptions | None = None) -> list[
     return [storage.join(folder, name) for name in names if is_tar(name)]
 
 
-def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
-    """Return the error for a location without an index.json, with advice."""
+def _entries(folder: str, options: storage.StorageOptions | None) -> list[storage.Entry]:
+    """Return what a folder holds, but no hidden tars; nothing of the web."""
+    entries = [] if storage.is_read_only(folder) else storage.list(folder, options)
+    return [entry for entry in entries if not (entry.name.startswith(".") and is_tar(entry.name))]
+
+
+def load(folder: str, options: storage.StorageOptions, *, is_whole: bool = True) -> Manifest:
+    """Return the manifest of a folder by the counts of another tool.
+
+    ``is_whole`` is whether its tars must be one data set, and all be counted. Raises `NotFoundError` if they are not,
+    or if the folder holds no counts.
+    """
+    file, splits = find(folder, options)
+    if not splits:
+        raise _no_index(folder, options) if is_whole else NotFoundError(f"{storage.shown(folder)} holds no counts")
+    counts = {name: count for part in splits.values() for name, count in part.items()}
+    where = storage.shown(folder)
+    if is_whole and len(splits) > 1:
+        raise NotFoundError(
+            f"{where} holds the splits {', '.join(splits)}, as its {file} says: run `wdsdist index {where} --splits`, "
+            f"which makes a data set of each, or name the tars of one by a pattern"
+        )
+    sizes = {
+        f"{below}/{entry.name}" if below else entry.name: entry.size
+        for below in sorted({name.rpartition("/")[0] for name in counts})
+        for entry in _entries(storage.join(folder, below) if below else folder, options)
+        if is_tar(entry.name) and not entry.is_folder
+    }
+    differing = counts.keys() ^ sizes.keys() if is_whole and sizes else set()
+    if differing:
+        raise NotFoundError(
+            f"{where} holds no index.json, and its {file} does not count what lies there: {len(differing):,} "
+            f"tars, such as {min(differing)}, are in only one of the two: run `wdsdist index {where}` once"
+        )
+    return Manifest.of(
+        folder,
+        [Shard(name, count, sizes.get(name, -1), "") for name, count in counts.items()],
+        name=storage.split(folder)[1],
+        extra={"source": {"kind": "tar"}, "counts_from": file},
+        client_options=options,
+    )
+
+
+def _no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
+    """Return the error for a location without an index.json and counts, with advice."""
     where = storage.shown(location)
     if storage.is_read_only(location):
         return NotFoundError(f"{where} has no index.json: a web server lists no folder, so name index.json or the tars")
@@ -63,52 +106,6 @@ def no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     return NotFoundError(
         f"{where} holds {len(tars):,} tar files but no index.json: run `wdsdist index {where}` "
         f"once for tars, or make a data set of files by `wdsdist pack {where} DEST`"
-    )
-
-
-def _entries(folder: str, options: storage.StorageOptions | None) -> list[storage.Entry]:
-    """Return what a folder holds, but no hidden tars; nothing of the web."""
-    entries = [] if storage.is_read_only(folder) else storage.list(folder, options)
-    return [entry for entry in entries if not (entry.name.startswith(".") and is_tar(entry.name))]
-
-
-def by_foreign_counts(
-    folder: str, options: storage.StorageOptions, locations: Sequence[str] | None = None
-) -> Manifest | None:
-    """Return the manifest of a folder by the counts of another tool; ``None`` if it holds none.
-
-    All of ``locations``, if given, must be counted. Raises `NotFoundError` if the counts are of other tars than lie
-    there, or of several splits.
-    """
-    file, splits = find(folder, options)
-    counts = {name: count for part in splits.values() for name, count in part.items()}
-    names = list(counts) if locations is None else [storage.split(location)[1] for location in locations]
-    if not splits or not counts.keys() >= set(names):
-        return None
-    where = storage.shown(folder)
-    if locations is None and len(splits) > 1:
-        raise NotFoundError(
-            f"{where} holds the splits {', '.join(splits)}, as its {file} says: run `wdsdist index {where} --splits`, "
-            f"which makes a data set of each, or name the tars of one by a pattern"
-        )
-    sizes = {
-        f"{below}/{entry.name}" if below else entry.name: entry.size
-        for below in sorted({name.rpartition("/")[0] for name in names})
-        for entry in _entries(storage.join(folder, below) if below else folder, options)
-        if is_tar(entry.name) and not entry.is_folder
-    }
-    differing = set(names) ^ sizes.keys() if locations is None and sizes else set()
-    if differing:
-        raise NotFoundError(
-            f"{where} holds no index.json, and its {file} does not count what lies there: {len(differing):,} "
-            f"tars, such as {min(differing)}, are in only one of the two: run `wdsdist index {where}` once"
-        )
-    return Manifest.of(
-        folder,
-        [Shard(name, counts[name], sizes.get(name, -1), "") for name in names],
-        name=storage.split(folder)[1],
-        extra={"source": {"kind": "tar"}, "counts_from": file},
-        client_options=options,
     )
 
 

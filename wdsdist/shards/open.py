@@ -112,16 +112,12 @@ def open_tolerant(
         return _open_tars(locations, storage_options, load, skip=skip, key=key)
     if storage.split(locations[0])[1].endswith(".json"):
         return load(locations[0], storage_options)
-    return _open_folder(locations[0], storage_options, load, allow_elsewhere=allow_elsewhere)
-
-
-def _open_folder(
-    location: str, storage_options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, allow_elsewhere: bool
-) -> Manifest:
-    """Open a folder with an index.json or the counts of another tool, or a view: the name does not tell which."""
-    refusal = None
-    is_signed = storage.is_remote(location) and "?" in location  # for one file, such as a view
-    if not is_signed:
+    # A folder with an index.json or the counts of another tool, or a view: the name does not say which.
+    (location,) = locations
+    refusal: NotFoundError | StorageError | None = None
+    if storage.is_remote(location) and "?" in location:  # signed for one file, such as a view
+        refusal = NotFoundError(f"{storage.shown(location)} is not a view: name an index.json or a tar")
+    else:
         try:
             return load(storage.join(location, index_json.FILE_NAME), storage_options)
         except NotFoundError:
@@ -139,10 +135,7 @@ def _open_folder(
         return view_file.load(location, options, open_index, allow_elsewhere=allow_elsewhere)
     if refusal is not None:
         raise refusal
-    manifest = None if is_signed else interop.by_foreign_counts(location, options)
-    if manifest is None:
-        raise interop.no_index(location, options)
-    return manifest
+    return interop.load(location, options)
 
 
 def _open_tars(
@@ -151,22 +144,20 @@ def _open_tars(
     """Open single tars: from the ``index.json`` of their folder, the counts of another tool, or the index of each."""
     folder = storage.split(locations[0])[0]
     bound = storage.named(options, [folder, *locations])
-    try:
-        manifest = load(storage.join(folder, index_json.FILE_NAME), bound)
+
+    def of_these(manifest: Manifest) -> Manifest:
         numbers = {manifest.location(number): number for number in range(len(manifest.counts))}
-        return manifest.of_shards(numbers[location] for location in locations)
-    except (NotFoundError, KeyError):
-        pass  # no index.json, or one that does not list these tars
+        return manifest.of_shards([numbers[location] for location in locations])
+
+    with contextlib.suppress(NotFoundError, KeyError):  # no index.json, or one that does not list these tars
+        return of_these(load(storage.join(folder, index_json.FILE_NAME), bound))
     from wdsdist._util.pools import pool
     from wdsdist.shards import interop
     from wdsdist.shards.scan import check_fields
     from wdsdist.shards.shard_indexes import local_index
 
-    if {storage.split(location)[0] for location in locations} == {folder}:
-        with contextlib.suppress(NotFoundError):
-            counted = interop.by_foreign_counts(folder, bound, locations)
-            if counted is not None:
-                return counted
+    with contextlib.suppress(NotFoundError, KeyError):
+        return of_these(interop.load(folder, bound, is_whole=False))
     remote = next((location for location in locations if storage.is_remote(location)), None)
     if remote is not None:
         raise NotFoundError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
@@ -46,8 +47,6 @@ class Picks:
     """uint32 [samples]: the chosen samples of each shard in increasing order, one shard after another."""
     path: str = ""
     """The local file that the arrays are mapped from; empty if they are in memory."""
-    stated_digest: str = ""
-    """XXH3-128 of the arrays, as that file states it."""
     parts: npt.NDArray[np.uint32] | None = None
     """uint32 [samples, 2]: the number of each part, from 0, and the parts of its record; ``None`` for whole samples."""
 
@@ -68,16 +67,16 @@ class Picks:
         return cls(counts, starts, numbers, parts=parts)
 
     @classmethod
-    def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, array_file.ArrayFile]:
-        """Load the picks of a view from the bytes of its file, or map a local file; return them and its content.
+    def load(cls, content: bytes | Path, label: str = "") -> tuple[Picks, dict[str, Any]]:
+        """Load the picks of a view from the bytes of its file, or map a local file; return them and its header.
 
         Raises ``FileNotFoundError``, and `IndexFormatError` with the ``label`` if the file is not a view, or damaged.
         """
         path = str(content) if isinstance(content, Path) else ""
         label = label or path
-        file = FORMAT.load(content, label, check=True)
-        parts = file.arrays.pop("parts", None)
-        picks = cls(**file.arrays, path=path, stated_digest=file.digest)
+        header, arrays = FORMAT.load(content, label)
+        parts = arrays.pop("parts", None)
+        picks = cls(**arrays, path=path)
         counts, starts = picks.stored_counts, picks.starts
         is_whole = (
             len(starts) == len(counts) + 1
@@ -92,7 +91,7 @@ class Picks:
             is_whole = bool((np.maximum.reduceat(picks.numbers, starts[:-1][filled]) < counts[filled]).all())
         if not is_whole or (parts is not None and bool((parts[::2] >= parts[1::2]).any())):
             raise IndexFormatError(f"{label} is a damaged view: its arrays do not fit together; make it again")
-        return picks if parts is None else replace(picks, parts=parts.reshape(-1, 2)), file
+        return picks if parts is None else replace(picks, parts=parts.reshape(-1, 2)), header
 
     @functools.cached_property
     def counts(self) -> Int64s:
@@ -102,10 +101,13 @@ class Picks:
     @functools.cached_property
     def digest(self) -> str:
         """XXH3-128 of the choice."""
-        return self.stated_digest or array_file.digest_of(self.arrays)
+        state = xxhash.xxh3_128()
+        for array in self.arrays.values():
+            state.update(array.data)
+        return state.hexdigest()
 
     @property
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> array_file.Arrays:
         """The arrays of the choice, as they are written."""
         return FORMAT.arrays_of(self)
 
@@ -116,13 +118,6 @@ class Picks:
     def of_shard(self, shard: int) -> npt.NDArray[np.uint32]:
         """Return the chosen samples of one shard."""
         return self.numbers[self.starts[shard] : self.starts[shard + 1]]
-
-    def parts_in(self, shard: int, samples: Int64s) -> Int64s | None:
-        """Return int64 [2, n]: the part that each sample is, and the parts of its record; ``None`` without parts."""
-        if self.parts is None:
-            return None
-        pairs: Int64s = self.parts[self.starts[shard] + samples].T.astype(np.int64)
-        return pairs
 
     def positions(self) -> Int64s:
         """Return int64 [samples]: the position of each chosen sample on the line of all stored samples."""
@@ -137,13 +132,13 @@ class Picks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path:  # a worker maps the file itself, so that its bytes are in memory once
-            return _mapped_again, (self.path, self.stated_digest)
+            return _mapped_again, (self.path, self.digest)
         return Picks, tuple(getattr(self, field.name) for field in fields(self))
 
 
 def _mapped_again(path: str, digest: str) -> Picks:
     picks, _ = Picks.load(Path(path))
-    if picks.stated_digest != digest:
+    if picks.digest != digest:
         raise IndexFormatError(f"the view {path} was replaced while it was in use: start again")
     return picks
 
@@ -222,10 +217,10 @@ def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: boo
     if not is_remote:
         location = str(storage.local_path(location).absolute())
     shown, folder = storage.shown(location), storage.split(location)[0]
-    picks, file = Picks.load(storage.read(location, options) if is_remote else Path(location), shown)
-    data, steps = file.header.get("data"), file.header.get("made_by")
+    picks, header = Picks.load(storage.read(location, options) if is_remote else Path(location), shown)
+    data, steps = header.get("data"), header.get("made_by")
     is_list = isinstance(steps, list) and all(isinstance(step, dict) for step in steps)
-    if not (is_list and isinstance(file.header.get("fingerprint"), str) and isinstance(data, str) and data):
+    if not (is_list and isinstance(header.get("fingerprint"), str) and isinstance(data, str) and data):
         raise IndexFormatError(f"{shown} is a damaged view: its header lacks a part; make it again")
     index = storage.join(folder, data)
     is_far = storage.is_remote(index)
@@ -238,4 +233,4 @@ def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: boo
         ) from None
     except ValueError as error:
         raise IndexFormatError(f"the view {shown} names {storage.shown(data)!a}, which {error}") from None
-    return picks, index if is_far else os.path.normpath(index), file.header
+    return picks, index if is_far else os.path.normpath(index), header

@@ -13,7 +13,7 @@ from typing import Any
 
 from wdsdist._util.files import atomic_write, writing
 from wdsdist._util.validation import human
-from wdsdist.diagnostics.view import describe, pictures
+from wdsdist.diagnostics.view import describe
 from wdsdist.errors import WdsdistError
 from wdsdist.samples.member_reader import MemberReader, shard_name
 
@@ -51,7 +51,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
         for member, about in describe.members(reader, sample, describe.TILE, style):
             if about["kind"] == "image":
                 try:
-                    words = "{} x {}".format(*pictures.size_of(reader.read(sample, member)))
+                    words = "{} x {}".format(*describe.size_of(reader.read(sample, member)))
                 except WdsdistError as error:
                     words = f"error: {error}"
             else:
@@ -98,7 +98,7 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
         words = escape(about["message"] if kind == "error" else _words(about))
         if kind == "image" or about.get("has_picture"):
             try:
-                url = describe.data_url(*describe.picture(reader, sample, member, pictures.TILE, style))
+                url = describe.data_url(*describe.picture(reader, sample, member, describe.TILE, style))
             except (WdsdistError, ValueError) as error:
                 kind, words = "error", escape(str(error))
             else:

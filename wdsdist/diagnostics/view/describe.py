@@ -1,7 +1,8 @@
-"""Describe members and decoded values as people look at them: as data for a page, strings without markup.
+"""Describe members and decoded values as people look at them: as data for a page, and as pictures.
 
 A description is a dict with a ``kind``: ``image``, ``array``, ``tokens``, ``number``, ``text``, ``json``, ``audio``,
-``video``, ``bytes`` or ``error``. Nothing is unpickled, and nothing that is cut is read beyond its limit.
+``video``, ``bytes`` or ``error``; its strings have no markup. Nothing is unpickled, and nothing that is cut is read
+beyond its limit. Every picture is encoded again from pixels, so that nothing else of a member reaches a browser.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import base64
 import codecs
 import functools
+import io
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, extension_of
 from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
-from wdsdist.diagnostics.view import pictures
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
+from wdsdist.samples.images.decode import EncodedImage, Pixels
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -56,6 +60,8 @@ _MOST_BYTES = 64 << 20
 _SNIFFED = 4096
 _DIGITS = 300
 _DEEPEST = 12
+_LOSSY = (b"\xff\xd8\xff", b"RIFF")
+"""Beginnings of formats whose pictures lose nothing more to speak of as a JPEG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +74,12 @@ class Limits:
     """Values of a JSON tree."""
     tokens: int
     bytes: int
+    side: int
+    """Pixels of the longest side of a picture."""
 
 
-TILE = Limits(text=700, nodes=80, tokens=40, bytes=48)
-PAGE = Limits(text=200_000, nodes=5_000, tokens=4_096, bytes=1_024)
+TILE = Limits(text=700, nodes=80, tokens=40, bytes=48, side=320)
+PAGE = Limits(text=200_000, nodes=5_000, tokens=4_096, bytes=1_024, side=1_600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +195,7 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
 
 
 def picture(
-    reader: MemberReader, sample: StoredSample, member: StoredMember, side: int, style: Style
+    reader: MemberReader, sample: StoredSample, member: StoredMember, limits: Limits, style: Style
 ) -> tuple[bytes, str]:
     """Return the picture of an image or array in a member, as bytes and media type.
 
@@ -199,8 +207,8 @@ def picture(
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_BYTES)
     if kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw"):
-        return pictures.of_array(array_of(name, data, style), side)
-    return pictures.of_image(data, side)
+        return picture_of_array(array_of(name, data, style), limits.side)
+    return picture_of_image(data, limits.side)
 
 
 def _number(value: int, classes: tuple[str, ...]) -> Description:
@@ -248,7 +256,7 @@ def _array(array: npt.NDArray[Any], limits: Limits) -> Description:
         return {**about, "kind": "tokens", "count": len(array), "ids": list(map(str, first))}
     if first:
         about["values"] = list(map(_shown, first))
-    return {**about, "has_picture": pictures.has_picture(array.shape, array.dtype)}
+    return {**about, "has_picture": has_picture(array.shape, array.dtype)}
 
 
 def _shown(value: Any) -> str:
@@ -261,7 +269,7 @@ def value(field_name: str, value: Any, limits: Limits, style: Style) -> Descript
         data = bytes(value)
         described = member(field_name, len(data), lambda start, stop: data[start:stop], limits, style)
         if described["kind"] == "image":
-            return {**described, "url": data_url(*pictures.of_image(data, pictures.TILE))}
+            return {**described, "url": data_url(*picture_of_image(data, limits.side))}
         if described["kind"] in ("audio", "video"):
             return {"kind": "bytes", "hex": "", "note": f"{described['kind']}, {len(data):,} bytes"}
         return described
@@ -275,7 +283,7 @@ def value(field_name: str, value: Any, limits: Limits, style: Style) -> Descript
     if isinstance(value, np.ndarray) and value.ndim:
         described = _array(value, replace(limits, tokens=min(limits.tokens, 64)))
         if described.get("has_picture"):
-            described["url"] = data_url(*pictures.of_array(value, pictures.TILE))
+            described["url"] = data_url(*picture_of_array(value, limits.side))
         return described
     value = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
     if type(value) is int:
@@ -286,3 +294,90 @@ def value(field_name: str, value: Any, limits: Limits, style: Style) -> Descript
 def data_url(content: bytes, kind: str) -> str:
     """Return content as a URL that holds it."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def picture_of_image(data: bytes, side: int) -> tuple[bytes, str]:
+    """Return the picture of an encoded image at most ``side`` pixels long and wide, upright, as bytes and media type.
+
+    Raises `SampleError` for what is not an image, is damaged, or has more than 89,478,485 pixels.
+    """
+    size = _fitted(size_of(data), side)
+    pixels, _ = EncodedImage(data).decode(*size)
+    return _encoded(pixels, size, is_lossy=data.startswith(_LOSSY))
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
+    extra("PIL", "view", "showing an image")
+    return EncodedImage(data).size
+
+
+def picture_of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:
+    """Return a picture of an array at most ``side`` pixels long and wide, as bytes and media type.
+
+    Values of uint8, bools and floats from 0 to 1 are shown as they are, others from the least to the most.
+
+    Raises `SampleError` for an array that `has_picture` denies.
+
+    >>> picture_of_array(np.zeros((4, 6)), 320)[1]
+    'image/png'
+    """
+    if not has_picture(array.shape, array.dtype):
+        raise SampleError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
+        array = np.moveaxis(array, 0, 2)
+    step = max(1, math.ceil(max(array.shape[:2]) / (4 * side)))  # no more than a screen needs, however large it is
+    pixels = _levels(array[::step, ::step])
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+    size = _fitted((pixels.shape[1], pixels.shape[0]), side)
+    return _encoded(np.ascontiguousarray(pixels[..., :3]), size, is_lossy=False)
+
+
+def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return the (width, height) at which a picture of a ``size`` is at most ``side`` pixels long and wide."""
+    scale = min(1.0, side / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def has_picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Return whether an array can be shown: numbers [height, width], [height, width, 1, 3 or 4] or [1 or 3, h, w].
+
+    >>> has_picture((3, 8, 8), np.dtype(np.float32)), has_picture((1, 8), np.dtype(np.uint8))
+    (True, False)
+    """
+    if dtype.kind not in "buif" or dtype.hasobject:
+        return False
+    if len(shape) == 3:
+        shape = shape[:2] if shape[2] in (1, 3, 4) else shape[1:] if shape[0] in (1, 3) else ()
+    return len(shape) == 2 and min(shape) > 1
+
+
+def _levels(array: npt.NDArray[Any]) -> Pixels:
+    """Return numbers as grey levels or colours of 8 bits."""
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * np.uint8(255)
+    values = array.astype(np.float64)
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    if array.dtype.kind == "f" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    values = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
+    return (values * 255).round().astype(np.uint8)
+
+
+def _encoded(pixels: Pixels, size: tuple[int, int], *, is_lossy: bool) -> tuple[bytes, str]:
+    extra("PIL", "view", "showing a picture")
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BOX if size[0] * 2 < image.width else Image.Resampling.BILINEAR)
+    stream = io.BytesIO()
+    if is_lossy:
+        image.save(stream, "JPEG", quality=88)
+        return stream.getvalue(), "image/jpeg"
+    image.save(stream, "PNG", compress_level=3)
+    return stream.getvalue(), "image/png"

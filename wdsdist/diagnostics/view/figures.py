@@ -6,13 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist.curation import columns, query
-from wdsdist.curation.column_file import is_free
-from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.epoch_report import evenly
-from wdsdist.errors import WdsdistError
 from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest import Manifest
 
@@ -24,7 +20,6 @@ _FEW = 20
 """Different integers up to which each has a bar."""
 _LONGEST = 200
 """Characters of a string that are shown."""
-_EXAMPLES = 3
 
 
 def chosen_by(manifest: Manifest, where: str) -> Int64s:
@@ -90,30 +85,6 @@ def equals(name: str, value: Any) -> str:
     """
     literal = "'{}'".format(value.replace("'", "''")) if isinstance(value, str) else str(value).lower()
     return f"{_quoted(name)} = {literal}"
-
-
-def examples(manifest: Manifest) -> list[str]:
-    """Return SQL expressions over columns of the data set, as examples: of classes, added columns, or sizes."""
-    filled = np.flatnonzero(manifest.counts)[:1].tolist()
-    part, number = manifest.part(filled[0]) if filled else (manifest, 0)
-    is_far = bool(filled) and storage.is_remote(part.location(number))
-    known = [name for name in manifest.columns if not (is_free(name) or name in (CLASS_NAME, columns.CLASS))]
-    sizes = [name for name in manifest.columns if name.endswith(".bytes")]
-    classes = [name for name in (CLASS_NAME, columns.CLASS) if name in manifest.columns][:1]
-    filters: list[str] = []
-    for name in [*classes, *known, *sizes] if filled else ():
-        try:
-            if name == CLASS_NAME:
-                filters.append(equals(name, part.extra["classes"][0]))
-            elif len(filters) < _EXAMPLES and not (is_far and name == columns.CLASS):
-                values = arrays.to_numpy(ColumnReader(part, name).read([number]).drop_null())
-                if values.dtype.kind not in "if" or name in classes:
-                    filters += [equals(name, value) for value in values[:1].tolist()]
-                elif len(np.unique(values)) > 1:
-                    filters.append(f"{_quoted(name)} >= {np.median(values):.6g}")
-        except WdsdistError:  # the page of columns shows why
-            continue
-    return filters
 
 
 def _quoted(name: str) -> str:

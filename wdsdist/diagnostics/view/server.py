@@ -34,7 +34,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
-from wdsdist.diagnostics.view import describe, epoch, figures, pictures
+from wdsdist.diagnostics.view import describe, epoch, figures
 from wdsdist.diagnostics.view.epoch import Choice
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
@@ -145,10 +145,10 @@ class View:
             case ["member", number, member] if f"{number}{member}".isdecimal():
                 return self.member(*self._member(int(number), int(member)), span)
             case ["picture", number, member] if f"{number}{member}".isdecimal():
-                side = pictures.PAGE if query.get("size") == "page" else pictures.TILE
+                limits = describe.PAGE if query.get("size") == "page" else describe.TILE
                 shown = self._member(int(number), int(member))
                 with self._drawing:
-                    content, kind = describe.picture(self.reader, *shown, side, self.style)
+                    content, kind = describe.picture(self.reader, *shown, limits, self.style)
                 return Answer([content], kind)
         raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
 
@@ -235,11 +235,10 @@ class View:
         return {"items": items, "next_shard": number if number < total else None, "num_shards": total}
 
     def columns(self, query: Query) -> Any:
-        """Return the names of the columns that can be counted, and examples of filters by columns."""
+        """Return the names of the columns that can be counted."""
         self._chosen(query)  # an expression that is wrong fails once, not in each column
         names = [name for name in self.manifest.columns if name not in ("key", "shard")]
-        columns = [{"name": name, "is_free": is_free(name)} for name in names]
-        return {"columns": columns, "examples": figures.examples(self.manifest)}
+        return {"columns": [{"name": name, "is_free": is_free(name)} for name in names]}
 
     def column(self, query: Query) -> Any:
         """Return the counts of one column, over all samples or those for which ``where`` is true."""

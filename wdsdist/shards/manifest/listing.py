@@ -383,9 +383,8 @@ class Listing:
         for shard in np.unique(shards).tolist():
             part, number = self.part(shard)
             is_in = shards == shard
-            parts = None if part.picks is None else part.picks.parts_in(number, samples[is_in])
-            if parts is not None:
-                numbers[:, is_in] = parts
+            if part.picks is not None and part.picks.parts is not None:
+                numbers[:, is_in] = part.picks.parts[part.picks.starts[number] + samples[is_in]].T
         return numbers
 
     @functools.cached_property

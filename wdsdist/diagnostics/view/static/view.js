@@ -165,10 +165,6 @@ async function samplesPage(isCurrent) {
   say(chosen() ? `${range}, of ${thousands(state.data.samples)} in all` : range);
   if (chosen() && found.total) byId("status").append(el("div", { class: "mono dim" }, selectCommand()));
   byId("page").replaceChildren(grid(found.samples), pager(start, found.total));
-  if (!state.examples) {  // made once: a link that is replaced while it is pressed is not followed
-    state.examples = (await api("columns")).examples;
-    byId("examples").replaceChildren(...state.examples.map((one) => el("a", { href: link("samples", { where: one }) }, one)));
-  }
 }
 
 function grid(samples) {
@@ -326,7 +322,6 @@ async function show() {
     one.href = link(one.dataset.page, { where: one.dataset.page === "samples" || one.dataset.page === "columns" ? chosen() : "" });
   }
   byId("choice").hidden = !["samples", "columns"].includes(page);
-  byId("examples").hidden = page !== "samples" || query.size > 0;
   byId("where").value = query.get("where") || "";
   byId("key").value = byId("number").value = "";
   state.before = state.after = null;
