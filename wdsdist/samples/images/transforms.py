@@ -19,8 +19,15 @@ import numpy as np
 from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist._util.validation import as_number, check_integer, check_number
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.images.decode import Encoded, EncodedImage, Pixels, opencv
-from wdsdist.samples.images.header import MAX_PIXELS, check_max_pixels, check_size
+from wdsdist.samples.images.decode import (
+    MAX_PIXELS,
+    Encoded,
+    EncodedImage,
+    Pixels,
+    check_max_pixels,
+    check_size,
+    opencv,
+)
 from wdsdist.samples.marks import seeded
 
 __all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
