@@ -106,7 +106,7 @@ def test_a_line_says_which_field_is_bad_and_why(planted: Path, tmp_path: Path) -
     dataset = reading(planted, quarantine=tmp_path / "bad.jsonl")
     batches(dataset)
     found = {entry.key: entry for entry in quarantine.read(tmp_path / "bad.jsonl")}
-    assert {entry.fingerprint for entry in found.values()} == {dataset.fingerprint}
+    assert {entry.fingerprint for entry in found.values()} == {dataset.manifest.fingerprint}
     assert {int(key[1:]) // EACH for key in found} == {int(entry.shard[0]) for entry in found.values()}
     assert (found["k003"].field, found["k064"].field, found["k119"].field) == ("cls", "npy", "txt")
     assert found["k003"].reason.startswith("5 bytes do not decode as 'cls': ValueError")

@@ -169,11 +169,6 @@ class StreamingDataset(IterableDataset[Any]):
         """Number of samples in an epoch, over all ranks."""
         return self.order_config.num_samples
 
-    @property
-    def fingerprint(self) -> str:
-        """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
-        return self.order_config.fingerprint
-
     def __len__(self) -> int:
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
         if self._counts_all_ranks:

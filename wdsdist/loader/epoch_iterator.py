@@ -200,7 +200,7 @@ class EpochIterator(Iterator[Any]):
             raise StateError("this iteration ended with an error: iterate the loader again, or load a state first")
         if self.meter is None:
             self._messages, self.meter = self._loader._begin()
-            self._advance(self.meter.plan.reached(0))
+            self._advance(self.meter.plan.reached(0).position)
         else:
             self.meter.ask()
         try:
@@ -241,13 +241,13 @@ class EpochIterator(Iterator[Any]):
         if reached is None:
             reached = meter.plan.reached(meter.batches + 1)
         meter.answer(reached, replaced)
-        self._advance(reached)
+        self._advance(reached.position)
         return batch
 
-    def _advance(self, reached: Reached) -> None:
+    def _advance(self, position: Position) -> None:
         """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self.position = reached.position
-        self._loader._progress.advance(reached.position)
+        self.position = position
+        self._loader._progress.advance(position)
 
 
 class AcceleratedBatches(Iterator[Any]):

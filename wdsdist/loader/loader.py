@@ -13,7 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
+from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_callable, check_flag, check_integer
+from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, EpochMeter, LoaderStats
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.epoch_planner import State
+
+_MOST_WORKERS = 8
+"""Most workers of a rank, by default."""
 
 
 class StreamingDataLoader(DataLoader[BatchT]):
@@ -97,9 +102,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     ) -> None:
         _check_dataset(dataset)
         if num_workers is None:
-            from wdsdist.loader.ipc.workers import default_workers
-
-            num_workers = default_workers(dataset.identity().local_world_size)
+            num_workers = min(_MOST_WORKERS, share_of_cores(cpu_count(), dataset.identity().local_world_size))
         workers = check_integer("num_workers", num_workers, 0, 4096)
         # With these torch would fail later, perhaps in a worker.
         check_callable("collate_fn", collate_fn)

@@ -272,6 +272,7 @@ class SamplerOrder:
         return *split_line(self._ends, self._samples[positions]), np.full(positions.shape, self._epoch)
 
 
+@dataclass(eq=False)
 class LaneWindows:
     """The windows of all lanes of an epoch's order: runs of samples that are shuffled together.
 
@@ -280,18 +281,18 @@ class LaneWindows:
     its first 1/64 is shuffled by itself, then the samples up to 1/16, up to 1/4, and the rest. So the first batches of
     an epoch have samples of all shards of the window, and read a few ranges of bytes of each, which serve several
     batches.
-
-    Args:
-        lengths: int64 [lanes]: samples of each lane.
-        window: the most samples that are shuffled together.
-        key: decides the order of the blocks.
     """
 
-    def __init__(self, lengths: Int64s, window: int, *, key: int) -> None:
-        self._lengths = lengths
-        self._key = key
+    lengths: Int64s
+    """int64 [lanes]: samples of each lane."""
+    window: int
+    """The most samples that are shuffled together."""
+    key: int
+    """Decides the order of the blocks."""
+
+    def __post_init__(self) -> None:
         # As few windows as can be, of like size: a short last one would mix worse than the others.
-        self._size = np.maximum(1, -(-lengths // np.maximum(1, -(-lengths // window))))
+        self._size = np.maximum(1, -(-self.lengths // np.maximum(1, -(-self.lengths // self.window))))
         self._block = np.maximum(1, self._size // _LEAST_BLOCKS)
 
     def find(self, lane: Int64s, offset: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -308,7 +309,7 @@ class LaneWindows:
         return (
             np.where(is_first, stratum, number + len(_STRATA)),
             np.where(is_first, begins, begin),
-            np.where(is_first, ends - begins, np.minimum(first, self._lengths[lane] - begin)),
+            np.where(is_first, ends - begins, np.minimum(first, self.lengths[lane] - begin)),
         )
 
     def in_blocks(self, lane: Int64s, offset: Int64s) -> Int64s:
@@ -320,14 +321,14 @@ class LaneWindows:
         number, within = np.divmod(offset, block)
         # Samples beyond the whole blocks stay behind them. The turn moves other samples there in each epoch.
         whole = np.flatnonzero(number < first // block)
-        number[whole] = permute(number[whole], (first // block)[whole], mix_keys(self._key, lane[whole]))
-        turn = (mix_keys(self._key, lane, 1) >> np.uint64(1)).astype(np.int64)
+        number[whole] = permute(number[whole], (first // block)[whole], mix_keys(self.key, lane[whole]))
+        turn = (mix_keys(self.key, lane, 1) >> np.uint64(1)).astype(np.int64)
         moved[inside] = (number * block + within + turn % first) % first
         return moved
 
     def begins(self, lane: int, together: int = 1) -> Int64s:
         """Return the offsets at which the windows of a lane begin, or every ``together``-th of them."""
-        return np.arange(0, self._lengths[lane], together * self._size[lane])
+        return np.arange(0, self.lengths[lane], together * self._size[lane])
 
 
 class ShardOrder:
