@@ -17,6 +17,7 @@ from wdsdist.loader.ipc.channel import Channel
 from wdsdist.loader.worker_iterator import NotedBatch
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.sampling.plan import Position, Reached
+from wdsdist.shards import open as catalog
 from wdsdist.shards.quarantine import BadEntry
 
 
@@ -80,3 +81,28 @@ def test_a_worker_does_not_collect_what_it_inherited(many: Path, own: bool) -> N
         loader = DataLoader(StreamingDataset(many), 4, num_workers=1, collate_fn=frozen)
     assert next(iter(loader)) > 10_000
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_a_collection_leaves_out_what_is_there_while_a_data_set_opens_and_workers_start(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+
+    def watch(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: counts.append(gc.get_freeze_count()) or function(*a, **k))
+
+    watch(catalog, "open")
+    watch(StreamingDataLoader, "_prepare")
+    next(iter(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)))
+    assert len(counts) == 2
+    assert min(counts) > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_program_has_frozen_stays_frozen(many: Path) -> None:
+    gc.freeze()
+    count = gc.get_freeze_count()
+    next(iter(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)))
+    assert gc.get_freeze_count() >= count

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, Sampler
 from wdsdist._util.validation import check_bytes, check_flag, check_integer, check_path, hint
 from wdsdist.distributed.identity import Identity, Replica
 from wdsdist.errors import ArgumentError
+from wdsdist.loader.frozen import frozen
 from wdsdist.loader.progress import ChosenEpoch
 from wdsdist.samples.bad_samples import BadSampleLog, BadSamplePolicy, OnError
 from wdsdist.samples.collate import Sample
@@ -130,7 +131,8 @@ class StreamingDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         _check_names(type(self), kwargs)
-        self.manifest = catalog.open(shards, **kwargs)
+        with frozen():  # clients of stores are imported here
+            self.manifest = catalog.open(shards, **kwargs)
         self.drop_last, self.mark_padding = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
         if self.mark_padding and self.drop_last:
             raise ArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import warnings
@@ -20,6 +21,7 @@ from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
 from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, EpochMeter, LoaderStats
 from wdsdist.loader.epoch_planner import EpochPlanner
+from wdsdist.loader.frozen import frozen
 from wdsdist.loader.progress import Progress
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
@@ -253,7 +255,8 @@ class StreamingDataLoader(DataLoader[BatchT]):
         planner = self._planner
         position, plan = self._progress.upcoming(planner.plan)
         config, start = planner.config_at(position), planner.start(position)
-        if self._meter is None:
+        is_first = self._meter is None
+        if is_first:
             planner.check(start)
         self._renew_workers(config)
         self._meter = EpochMeter(
@@ -263,10 +266,11 @@ class StreamingDataLoader(DataLoader[BatchT]):
             log_prefix=start.log_prefix,
             bad_samples=self.dataset.bad_sample_log(position.epoch, plan.samples_per_rank, start.log_prefix),
         )
-        if self.num_workers and self._iterator is None:
-            self._prepare(plan, config.mean_sample_bytes)
-        self._tickets.start = replace(start, group=self._group)
-        messages = super().__iter__()
+        with frozen() if is_first else contextlib.nullcontext():
+            if self.num_workers and self._iterator is None:
+                self._prepare(plan, config.mean_sample_bytes)
+            self._tickets.start = replace(start, group=self._group)
+            messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
         self._progress.begin(position)
