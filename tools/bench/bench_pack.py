@@ -159,7 +159,7 @@ def listing(count: int) -> None:
 
     began = time.perf_counter()
     found = list_samples(folders)
-    report(f"listing {len(found.sizes):,} files", began)
+    report(f"listing {len(found.index.sizes):,} files", began)
     began = time.perf_counter()
     plan = make_plan(found.stored_sizes(), shuffle_seed=0, shard_bytes=SHARD_BYTES, shard_samples=None)
     report(f"planning {len(plan):,} shards", began)

@@ -32,8 +32,6 @@ from wdsdist.cli.output import meter, say, say_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-_AT_ONCE = 16
-"""Shards that `warm` fetches at once."""
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -131,7 +129,7 @@ def warm(
     """
     import numpy as np
 
-    from wdsdist._util.pools import Threads, completed
+    from wdsdist._util.pools import completed, pool
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.diagnostics.epoch_report import epoch_of
@@ -177,16 +175,13 @@ def warm(
     # What is needed sooner is not evicted for the rest.
     cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
-        with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
+        with meter("fetching", quiet=quiet) as show, pool(None, max(1, len(first)), remote=True) as executor:
             futures = {executor.submit(fetch, shard): shard for shard in first}
-            try:
-                for future in completed(futures):
-                    future.result()
-                    done.append(futures[future])
-                    in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
-                    show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
+            for future in completed(futures):
+                future.result()
+                done.append(futures[future])
+                in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
+                show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
     finally:
         cache.catalog.expect("warm", 0, {})
     if not quiet:

@@ -211,12 +211,12 @@ def test_samples_are_those_of_sorted_folders(found: set[str], random: object) ->
     for path in sorted(files, key=lambda path: (path[: path.rfind("/") + 1].encode(), path.encode())):
         samples.setdefault(split_name(path)[0], []).append(path)  # type: ignore[index]
     result = list_samples(opened(files))
-    assert [result.key(sample) for sample in range(result.num_samples)] == list(samples)
+    assert [result.key(sample) for sample in range(result.index.num_samples)] == list(samples)
     in_order = [path for members in samples.values() for path in members]
-    assert [result.path(file) for file in range(len(result.sizes))] == in_order
-    assert np.diff(result.sample_files).tolist() == [len(members) for members in samples.values()]
-    assert result.sizes.tolist() == [files[path] for path in in_order]
-    assert result.numbers[:, 1].tolist() == [valid.index(path) for path in in_order]
+    assert [result.path(file) for file in range(len(result.index.sizes))] == in_order
+    assert np.diff(result.index.sample_starts).tolist() == [len(members) for members in samples.values()]
+    assert result.index.sizes.tolist() == [files[path] for path in in_order]
+    assert result.index.offsets.tolist() == [valid.index(path) for path in in_order]
     stored = [sum(stored_size(path, files[path]) for path in members) for members in samples.values()]
     assert not stored or result.stored_sizes().tolist() == stored
 
@@ -226,7 +226,7 @@ def test_stored_sizes_know_long_paths(length: int) -> None:
     for folder in ("f", "f" * 60, "é" * 30):
         name = "n" * (length - len(folder.encode()) - 5) + ".bin"
         result = list_samples(opened({f"{folder}/{name}": 8**11 if length == 90 else 5}))
-        assert result.stored_sizes().tolist() == [stored_size(f"{folder}/{name}", int(result.sizes[0]))]
+        assert result.stored_sizes().tolist() == [stored_size(f"{folder}/{name}", int(result.index.sizes[0]))]
 
 
 def test_a_listing_takes_few_bytes_beside_the_names() -> None:
@@ -253,9 +253,9 @@ def test_a_listing_takes_few_bytes_beside_the_names() -> None:
 @given(st.sets(st.text("ab.", min_size=1, max_size=6).map(lambda name: f"k{name}.x"), min_size=1, max_size=12))
 def test_another_rule_groups_files_by_the_keys_that_it_finds(names: set[str]) -> None:
     result = list_samples(opened(dict.fromkeys(names, 1)), rule="last-dot")
-    keys = [result.key(sample) for sample in range(result.num_samples)]
+    keys = [result.key(sample) for sample in range(result.index.num_samples)]
     assert keys == sorted({name.rpartition(".")[0].replace(".", "%2E") for name in names}, key=lambda key: unquote(key))
-    listed = result.samples(np.arange(result.num_samples))
+    listed = result.samples(np.arange(result.index.num_samples))
     assert sorted(f"{key}.{extension}" for key, members in listed for extension, _ in members) == sorted(
         f"{name[:-2].replace('.', '%2E')}.x" for name in names
     )

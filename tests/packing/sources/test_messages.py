@@ -102,7 +102,7 @@ FILES: list[Case] = [
         ({"image": "a/b"}, "it maps names of columns to extensions"),
         ({"image": "__url__"}, "it maps names of columns to extensions"),
         ({"image": "jpg", "label": "jpg"}, "two columns to 'jpg'"),
-        ({"image": "__key__", "label": "__key__"}, "there is one key"),
+        ({"image": "__key__", "label": "__key__"}, "two columns to '__key__'"),
         ({"caption": "json"}, "width of .* would become the member json"),
         (["image"], "it maps names of columns"),
         ({"source": "index"}, "column 'source': a str value cannot be encoded as 'index'"),

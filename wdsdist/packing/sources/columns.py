@@ -28,6 +28,7 @@ import itertools
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -111,8 +112,9 @@ def check_columns(columns: object) -> dict[str, str]:
                 f"columns maps {name!r} to {extension!r}: it maps names of columns to extensions, such as 'jpg'",
                 argument="columns",
             )
-    if (keys := [extension for _, extension in pairs].count(KEY)) > 1:
-        raise ArgumentError(f"columns maps {keys} columns to {KEY!r}: there is one key", argument="columns")
+    extensions = Counter(extension.lower() for _, extension in pairs)
+    if twice := [extension for extension, count in extensions.items() if extension and count > 1]:
+        raise ArgumentError(f"columns maps two columns to {twice[0]!r}: map one to another", argument="columns")
     return dict(pairs)
 
 
@@ -259,13 +261,7 @@ def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> 
     members = [mapped.get(column.name, "") for column in columns]
     if KEY not in members and (key := next((usual[name] for name in _KEY_NAMES if name in usual), None)) is not None:
         members[key] = KEY
-    taken = set[str]()
-    for member in filter(None, members):
-        if member.lower() in taken:
-            raise ArgumentError(
-                f"columns maps two columns to {member!r}: give one another extension", argument="columns"
-            )
-        taken.add(member.lower())
+    taken = {member.lower() for member in members}
 
     def is_label(column: Column) -> bool:
         is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES

@@ -177,44 +177,44 @@ class Files:
             if all(map(_IMAGE.search, own)):  # each image is a sample
                 rule = LAST_DOT if any(name.count(b".") > 1 for name in own) else FIRST_DOT
         listing = list_samples(self.folders, root, rule or FIRST_DOT)
-        wrong = {int(listing.samples_of(np.array(file))): why for file, why in sorted(listing.problems.items())}
+        index, wrong = listing.index, listing.problems
         left_out = sorted(self.left_out, key=lambda sample: sample.key)
         left_out += [LeftOut(shown(listing.key(sample)), why) for sample, why in wrong.items()]
         if left_out and options.on_error == "raise":
             raise SourceError(f"{shown(label)}/{left_out[0].reason}; or leave it out with {given('on_error', 'skip')}")
-        if not listing.num_samples:
+        if not index.num_samples:
             counts = ", ".join(f"{count:,} {what}" for what, count in skipped.items())
             why = f" (skipped: {counts})" if counts else ""
             raise SourceError(f"{label} holds no file that can be a sample{why}: is it the right one?")
         if options.kind is None:
             _refuse_containers(label, listing)
         if rule is None:
-            files = np.unique(listing.extension_ids, return_index=True)[1].tolist()
-            names = {listing.extensions[listing.extension_ids[file]]: shown(listing.path(file)) for file in files}
+            files = np.unique(index.extension_ids, return_index=True)[1].tolist()
+            names = {index.extensions[index.extension_ids[file]]: shown(listing.path(file)) for file in files}
             check_extensions(label, names, strict=True)
         classes, stray = _find_classes(label, listing, tops, options)
         listing = replace(listing, classes=classes)
-        numbers = np.setdiff1d(np.arange(listing.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
+        numbers = np.setdiff1d(np.arange(index.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
         if not len(numbers):
             why = f"for instance: {wrong[min(wrong)]}" if wrong else "because no file lies in a class folder"
             raise SourceError(f"{label} holds no sample that can be packed, {why}")
         if len(stray):
-            first = shown(listing.path(int(listing.sample_files[stray[0]])))
-            count = int(np.diff(listing.sample_files)[stray].sum())
+            first = shown(listing.path(int(index.sample_starts[stray[0]])))
+            count = int(np.diff(index.sample_starts)[stray].sum())
             skipped[f"file beside the class folders, such as {first}"] = count
         state = f"{state}\0{classes}\0{listing.digest}\0{[sample.key for sample in left_out]}"
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
-        notes |= {} if listing.key_rule == FIRST_DOT else {"source_key_rule": listing.key_rule}
+        notes |= {} if index.key_rule == FIRST_DOT else {"source_key_rule": index.key_rule}
         facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
         if tops and classes is None:
             facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
             if options.class_folders is None and len(tops) > 1:
                 facts["folders"] += f"; {given('class_folders', True)} makes them classes"
-        tables = [kind_of(f"x.{extension}") is not None for extension in listing.extensions]
+        tables = [kind_of(f"x.{extension}") is not None for extension in index.extensions]
         for title, chosen in (
-            ("empty files", listing.sizes == 0),
-            ("tables packed as files, not as rows", np.array(tables)[listing.extension_ids]),
+            ("empty files", index.sizes == 0),
+            ("tables packed as files, not as rows", np.array(tables)[index.extension_ids]),
         ):
             if len(files := np.flatnonzero(chosen)):
                 facts[title] = f"{len(files):,}, such as {shown(listing.path(int(files[0])))}"
@@ -244,13 +244,15 @@ def _find_classes(
     """
     if not options.has_classes:
         return None, np.empty(0, np.int64)
-    inside = np.repeat([folder != "" for folder in listing.folders], np.diff(listing.folder_files))
-    stray = np.unique(listing.samples_of(np.flatnonzero(~inside)))
-    data = np.isin(listing.extension_ids, listing.extension_ids[inside]) & ~inside
+    index, is_inside = listing.index, [folder != "" for folder in listing.folders]
+    in_folders = np.repeat(is_inside, np.diff(listing.folder_samples))
+    inside = np.repeat(in_folders, np.diff(index.sample_starts))
+    stray = np.flatnonzero(~in_folders)
+    data = np.isin(index.extension_ids, index.extension_ids[inside]) & ~inside
     if data.any():
         problem = f"{label} holds {listing.path(int(data.argmax()))} beside the class folders"
         raise SourceError(f"{problem}: move it into one of them, or pack with {given('class_folders', False)}")
-    labels = np.array([extension.lower() == "cls" for extension in listing.extensions], np.bool_)[listing.extension_ids]
+    labels = np.array([extension.lower() == "cls" for extension in index.extensions], np.bool_)[index.extension_ids]
     if labels.any():
         problem = f"{label}/{listing.path(int(labels.argmax()))} gives a class already"
         raise SourceError(f"{problem}: pack with {given('class_folders', False)}")
@@ -267,12 +269,12 @@ def _refuse_containers(label: str, listing: Listing) -> None:
 
     Parquet and Arrow files are refused if there is nothing but notes beside them.
     """
-    last = {last_part(extension) for extension in listing.extensions}
+    last = {last_part(extension) for extension in listing.index.extensions}
     tables = _TABLES if last <= _TABLES | _NOTES else frozenset[str]()
     wrong = [bool(_CONTAINER.fullmatch(extension)) or last_part(extension) in tables
-             for extension in listing.extensions]  # fmt: skip
+             for extension in listing.index.extensions]  # fmt: skip
     if any(wrong):
-        files = np.flatnonzero(np.array(wrong)[listing.extension_ids])
+        files = np.flatnonzero(np.array(wrong)[listing.index.extension_ids])
         path = shown(listing.path(int(files[0])))
         raise SourceError(
             f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index their folder or "

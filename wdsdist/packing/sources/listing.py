@@ -1,4 +1,4 @@
-"""A listing: the files of a folder or an archive in arrays, grouped into samples by a key rule.
+"""A listing: the files of a folder or an archive, grouped into samples by a key rule, as the index of a shard has them.
 
 Folders come in the order of their paths, byte by byte, and the samples of a folder in the order of their keys. A file
 takes some 50 bytes beside its name, so that ten million fit in memory.
@@ -15,17 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, runs
 from wdsdist.errors import ArgumentError, printable
+from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import FIRST_DOT
 from wdsdist.shards.tar.member_names import cutter, escaped
 from wdsdist.shards.tar.reader import BLOCK
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
-
-_PLAIN_PATH = PLAIN_NAME - len(".cls")
-"""Bytes of a path whose sample needs plain tar headers only, also with a ``cls`` member."""
 
 ListedSample = tuple[str, list[tuple[str, bytes | tuple[str, int, int]]]]
 """A key, and its members: the extension, and the path, size and position (0 in a folder) of the file, or the data."""
@@ -60,77 +57,49 @@ class Folder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """Files in the order of their samples; ``n`` files in ``s`` samples and ``f`` folders."""
+    """Files in the order of their samples, in ``f`` folders."""
 
     folders: list[str]
     """The paths of the ``f`` folders, each with a slash at its end; the outermost one is empty."""
-    folder_files: Int64s
-    """int64 [f + 1]: the first file of each folder, and ``n``."""
-    name_bytes: bytearray
-    """The names of the files within their folders, one after another."""
-    name_ends: Int64s
-    """int64 [n + 1]: where each name starts in ``name_bytes``, and its end."""
-    numbers: Int64s
-    """int64 [n, 2]: the size of each file, and where an archive holds it; 0 for files of a folder."""
-    extension_ids: npt.NDArray[np.int32]
-    """int32 [n]: each file's index in ``extensions``."""
-    extensions: tuple[str, ...]
-    """Each extension that occurs, as stored."""
-    sample_files: Int64s
-    """int64 [s + 1]: the first file of each sample, and ``n``."""
-    odd: Int64s
-    """int64: the files that may need more than a plain tar header."""
+    folder_samples: Int64s
+    """int64 [f + 1]: the first sample of each folder, and the number of samples."""
+    index: ShardIndex
+    """The samples, by their keys within their folders, with dots that are not escaped. The members are the files; their
+    offsets are where an archive holds them, 0 for files of a folder."""
     problems: Mapping[int, str]
-    """What is wrong with a file, by its number: its sample cannot be packed."""
+    """What is wrong with a file of a sample, by the sample's number: it cannot be packed."""
     digest: str
     """A digest of all paths, sizes and times."""
-    key_rule: str = FIRST_DOT
     classes: tuple[str, ...] | None = None
     """The outermost folders, if the number of its folder is to be the ``cls`` of each sample."""
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.sample_files) - 1
-
-    @property
-    def sizes(self) -> Int64s:
-        """int64 [n]: bytes of each file."""
-        return self.numbers[:, 0]
-
-    def folders_of(self, files: Int64s) -> Int64s:
-        """int64: the number of the folder that each of some files is in."""
-        return np.searchsorted(self.folder_files, files, side="right") - 1
-
-    def samples_of(self, files: Int64s) -> Int64s:
-        """int64: the sample that each of some files is in."""
-        return np.searchsorted(self.sample_files, files, side="right") - 1
+    def folder_of(self, sample: int) -> str:
+        """Return the path of the folder of a sample."""
+        return self.folders[int(np.searchsorted(self.folder_samples, sample, side="right")) - 1]
 
     def path(self, file: int) -> str:
         """Return a file's path from the outermost folder; bytes that are not UTF-8 are surrogates in it."""
-        name = self.name_bytes[self.name_ends[file] : self.name_ends[file + 1]]
-        return self.folders[int(self.folders_of(np.array([file]))[0])] + decoded(name)
+        sample = int(np.searchsorted(self.index.sample_starts, file, side="right")) - 1
+        extension = self.index.extensions[self.index.extension_ids[file]]
+        return f"{self.folder_of(sample)}{self.index.key(sample)}.{extension}"
 
     def key(self, sample: int) -> str:
         """Return the sample key (``__key__``) that the shards will hold."""
-        file = int(self.sample_files[sample])
-        key = self.path(file)[: -len(self.extensions[self.extension_ids[file]]) - 1]
-        return key if self.key_rule == FIRST_DOT else escaped(key)
+        key = self.folder_of(sample) + self.index.key(sample)
+        return key if self.index.key_rule == FIRST_DOT else escaped(key)
 
     def members(self, samples: Int64s) -> Counter[str]:
         """Count how many of some samples have each member, by its extension in lower case."""
-        is_chosen = np.zeros(self.num_samples, np.bool_)
-        is_chosen[samples] = True
-        ids = self.extension_ids[np.repeat(is_chosen, np.diff(self.sample_files))]
-        members = Counter[str]() if self.classes is None else Counter(cls=len(samples))
-        for extension, count in zip(self.extensions, np.bincount(ids, minlength=len(self.extensions)), strict=True):
-            members[extension.lower()] += int(count)
-        return +members
+        members = count_members(self.index, runs(self.index.sample_starts, samples)[0])
+        return members if self.classes is None else members + Counter(cls=len(samples))
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples], one at least: bytes that each takes in a tar; not exact for a sample with a problem."""
-        sizes = np.add.reduceat(self.sizes + BLOCK + -self.sizes % BLOCK, self.sample_files[:-1])
+        folders = np.array([len(path) if path.isascii() else PLAIN_NAME for path in self.folders])
+        lengths = np.repeat(folders, np.diff(self.folder_samples))
+        sizes, odd = plain_sizes(self.index, lengths, escape=self.index.key_rule != FIRST_DOT)
         sizes += 0 if self.classes is None else 2 * BLOCK
-        odd = np.setdiff1d(self.samples_of(self.odd), self.samples_of(np.array(list(self.problems), np.int64)))
+        odd = np.setdiff1d(odd, list(self.problems))
         for sample, (key, members) in zip(odd.tolist(), self.samples(odd), strict=True):
             lengths = ((name, len(file) if isinstance(file, bytes) else file[1]) for name, file in members)
             sizes[sample] = sum(stored_size(f"{key}.{extension}", size) for extension, size in lengths)
@@ -138,25 +107,56 @@ class Listing:
 
     def samples(self, numbers: Int64s) -> list[ListedSample]:
         """Return some samples, by their numbers, for the process that writes them."""
-        firsts, stops = self.sample_files[numbers], self.sample_files[numbers + 1]
-        counts, folders = stops - firsts, self.folders_of(firsts).tolist()
-        files = np.repeat(stops - np.cumsum(counts), counts) + np.arange(int(counts.sum()))
-        bounds = self.name_ends[files].tolist(), self.name_ends[files + 1].tolist()
-        rows = zip(*bounds, self.extension_ids[files].tolist(), self.numbers[files].tolist(), strict=True)
-        labels = {name: b"%d" % number for number, name in enumerate(self.classes or ())}
+        index, classes = self.index, {name: b"%d" % number for number, name in enumerate(self.classes or ())}
+        files, starts = runs(index.sample_starts, numbers)
+        folders = np.searchsorted(self.folder_samples, numbers, side="right") - 1
+        rows = (each[numbers].tolist() for each in (index.key_starts[:-1], index.key_starts[1:]))
+        members_of_all = zip(
+            *(each[files].tolist() for each in (index.extension_ids, index.sizes, index.offsets)), strict=True
+        )
         samples: list[ListedSample] = []
-        for number, count in zip(folders, counts.tolist(), strict=True):
-            folder = self.folders[number]
+        for folder, start, stop, count in zip(folders.tolist(), *rows, np.diff(starts).tolist(), strict=True):
+            path = self.folders[folder]
+            key = path + index.key_bytes[start:stop].tobytes().decode()
             members: list[tuple[str, bytes | tuple[str, int, int]]] = []
-            for start, stop, extension_id, (size, position) in itertools.islice(rows, count):
-                path, extension = folder + self.name_bytes[start:stop].decode(), self.extensions[extension_id]
-                members.append((extension, (path, size, position)))
-            key = path[: -len(extension) - 1]
+            for extension_id, size, position in itertools.islice(members_of_all, count):
+                extension = index.extensions[extension_id]
+                members.append((extension, (f"{key}.{extension}", size, position)))
             if self.classes is not None:
-                members.append(("cls", labels[folder.partition("/")[0]]))
+                members.append(("cls", classes[path.partition("/")[0]]))
                 members.sort(key=lambda member: member[0])
-            samples.append((key if self.key_rule == FIRST_DOT else escaped(key), members))
+            samples.append((key if index.key_rule == FIRST_DOT else escaped(key), members))
         return samples
+
+
+def count_members(index: ShardIndex, members: Int64s | slice = slice(None)) -> Counter[str]:
+    """Count members of an index, all or some by their numbers, by their extensions in lower case."""
+    counted = Counter[str]()
+    counts = np.bincount(index.extension_ids[members], minlength=len(index.extensions))
+    for extension, count in zip(index.extensions, counts.tolist(), strict=True):
+        counted[extension.lower()] += count
+    return +counted
+
+
+def plain_sizes(index: ShardIndex, more: int | Int64s, *, escape: bool) -> tuple[Int64s, Int64s]:
+    """Return the bytes that samples of an index, one at least, take in a tar if plain headers do.
+
+    Args:
+        index: the samples.
+        more: bytes of their names beside the keys and extensions, for all or int64 [samples].
+        escape: whether dots in keys are escaped, which takes three bytes for one.
+
+    Returns:
+        int64 [samples]: the bytes.
+        int64: the numbers of samples whose members may need more than plain headers.
+    """
+    stored, firsts = index.sizes + BLOCK + -index.sizes % BLOCK, index.sample_starts[:-1]
+    names = (extension.encode() for extension in (*index.extensions, "cls"))
+    longest = max(len(name) + (0 if name.isascii() else PLAIN_NAME) for name in names)
+    odd = np.diff(index.key_starts) * (3 if escape else 1) + more + 1 + longest > PLAIN_NAME
+    odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
+    odd |= np.maximum.reduceat(index.sizes, firsts) >= SIZE_LIMIT
+    return np.add.reduceat(stored, firsts), np.flatnonzero(odd)
 
 
 def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FIRST_DOT) -> Listing:
@@ -167,10 +167,10 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
 
     Raises `ArgumentError` for a name in which the key rule finds no key.
     """
-    paths, folder_files, extensions, problems = list[str](), [0], dict[bytes, int](), dict[int, str]()
+    paths, folder_samples, extensions, problems = list[str](), [0], dict[bytes, int](), dict[int, str]()
     # What grows is the array in the end: lists of arrays would be held twice when they are joined.
-    name_bytes, numbers = bytearray(), bytearray()
-    name_ends, starts, extension_ids, odd = array("q", [0]), array("q"), array("i"), array("q")
+    letters, numbers = bytearray(), bytearray()
+    key_starts, starts, extension_ids = array("q", [0]), array("q"), array("I")
     digest, is_first_dot, cut = hashlib.sha256(rule.encode()), rule == FIRST_DOT, cutter(rule)
     for folder_path in sorted(path for path in folders if path.startswith(root)):
         folder, path = folders.pop(folder_path), folder_path[len(root) :]
@@ -192,39 +192,36 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
         if keys:  # names in their order may be in another order than their keys
             order.sort(key=lambda number: keys[names[number]])
         ordered = [names[number] for number in order]
-        room, last = _PLAIN_PATH - len(path) if is_first_dot and path.isascii() else -1, None
-        for file, name in enumerate(ordered, folder_files[-1]):
+        last = None
+        for file, name in enumerate(ordered, len(extension_ids)):
             key = keys[name] if keys else name.partition(b".")[0]
             if key != last:
                 starts.append(file)
+                letters += key
+                key_starts.append(len(letters))
                 last = key
             extension_ids.append(extensions.setdefault(name[len(key) + 1 :], len(extensions)))
-            name_bytes += name
-            name_ends.append(len(name_bytes))
-            if len(name) > room or not name.isascii():
-                odd.append(file)
             if name in folder.problems:
-                problems[file] = folder.problems[name]
+                problems[len(starts) - 1] = folder.problems[name]
         paths.append(decoded(path))
-        folder_files.append(folder_files[-1] + len(order))
+        folder_samples.append(len(starts))
         own = np.frombuffer(folder.numbers, np.int64).reshape(-1, 3)[order].astype("<i8")
         numbers += own[:, ::2].tobytes()
         for part in (b"%d %s\n" % (len(order), path), b"\n".join(ordered), own.tobytes()):
             digest.update(part)
     digest.update(repr(sorted(problems.items())).encode("utf-8", "surrogatepass"))
-    starts.append(folder_files[-1])
-    table = np.frombuffer(numbers, "<i8").reshape(-1, 2)
-    return Listing(
-        folders=paths,
-        folder_files=np.array(folder_files, np.int64),
-        name_bytes=name_bytes,
-        name_ends=np.frombuffer(name_ends, np.int64),
-        numbers=table,
-        extension_ids=np.frombuffer(extension_ids, np.int32),
+    starts.append(len(extension_ids))
+    sizes, offsets = np.frombuffer(numbers, "<i8").reshape(-1, 2).T
+    index = ShardIndex(
+        size=0,
+        sha256="",
         extensions=tuple(map(decoded, extensions)),
-        sample_files=np.frombuffer(starts, np.int64),
-        odd=np.union1d(np.frombuffer(odd, np.int64), np.flatnonzero(table[:, 0] >= SIZE_LIMIT)),
-        problems=problems,
-        digest=digest.hexdigest(),
+        sample_starts=np.frombuffer(starts, np.int64),
+        offsets=offsets,
+        sizes=sizes,
+        extension_ids=np.frombuffer(extension_ids, np.uint32),
+        key_starts=np.frombuffer(key_starts, np.int64),
+        key_bytes=np.frombuffer(letters, np.uint8),
         key_rule=rule,
     )
+    return Listing(paths, np.array(folder_samples, np.int64), index, problems, digest.hexdigest())

@@ -27,6 +27,7 @@ from wdsdist._util.pools import Carried, pool
 from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
+from wdsdist.packing.sources.listing import count_members, plain_sizes
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
 from wdsdist.shards import interop, scan, view_file
 from wdsdist.shards import manifest as manifests
@@ -37,8 +38,8 @@ from wdsdist.shards.shard_indexes import shard_index
 from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import escaped
-from wdsdist.shards.tar.reader import BLOCK, is_member_at
-from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
+from wdsdist.shards.tar.reader import is_member_at
+from wdsdist.shards.tar.writer import stored_size
 
 # Files that lie beside shards: indexes of many tools, tables, counts and notes.
 _BESIDE = re.compile(
@@ -105,22 +106,12 @@ def contents_of(
     for start, index in zip(starts.tolist(), indexes, strict=False):
         if not index.num_samples:
             continue
-        stop = start + index.num_samples
-        stored = index.sizes + BLOCK + -index.sizes % BLOCK
-        sizes[start:stop] = np.add.reduceat(stored, index.sample_starts[:-1])
-        # The samples whose members may need more than plain headers: an escape takes three bytes for one.
-        lengths = np.diff(index.key_starts) * (3 if escape else 1) + len(separator) + len(str(len(paths)))
-        extensions = [extension.encode() for extension in index.extensions]
-        longest = max(len(extension) + (0 if extension.isascii() else PLAIN_NAME) for extension in extensions)
-        odd = lengths + 1 + longest > PLAIN_NAME
-        odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
-        odd |= np.maximum.reduceat(index.sizes, index.sample_starts[:-1]) >= SIZE_LIMIT
-        for number in (start + np.flatnonzero(odd)).tolist():
+        more = len(separator) + len(str(len(paths)))
+        sizes[start : start + index.num_samples], odd = plain_sizes(index, more, escape=escape)
+        for number in (start + odd).tolist():
             key, _, _, members = sample(number)
             sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
-        counts = np.bincount(index.extension_ids, minlength=len(index.extensions)).tolist()
-        for extension, count in zip(index.extensions, counts, strict=True):
-            counted[extension.lower()] += count
+        counted += count_members(index)
     skipped = sum((Counter(index.skipped) for index in indexes), Counter[str]())
     return Contents(
         sizes=sizes,
@@ -131,7 +122,7 @@ def contents_of(
             **({"renamed_keys": len(renamed)} if renamed else {}),
         },
         left_out=tuple(left_out),
-        members=+counted,
+        members=counted,
         facts={"shards": f"{len(paths):,}"},
     )
 
