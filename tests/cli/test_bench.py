@@ -37,7 +37,7 @@ def test_it_prints_a_line_for_each_number_of_workers_and_suggests_one(wdsdist: R
         (["--decode", "rgb9"], "rgb9"),
         (["--batch-size", "257"], "has 256 samples, fewer than a batch of 257"),
         (["--batch-size", "0"], "--batch-size"),
-        (["--seconds", "inf"], "--seconds is inf: it must be between 0 and 3,600"),
+        (["--seconds", "inf"], "--seconds is inf: it must be a number between 0.001 and 3600"),
         (["--seconds", "nan"], "--seconds is nan"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_view_of_remote_data_is_opened_by_who_allows_it(folder: Path, tmp_path
 def test_a_view_that_names_no_plain_location_is_refused_even_so(tmp_path: Path, data: str) -> None:
     picks = Picks.of_positions(np.array([2]), np.array([0]))
     header = {"data": data, "fingerprint": "", "made_by": []}
-    (tmp_path / "view").write_bytes(FORMAT.dumps(header, picks.arrays))
+    (tmp_path / "view").write_bytes(FORMAT.dumps(header, picks))
     with pytest.raises(IndexFormatError):
         wdsdist.open(tmp_path / "view", allow_elsewhere=True)
 
@@ -137,9 +137,9 @@ def test_a_view_whose_arrays_do_not_fit_together_is_refused(tmp_path: Path, chan
         "parts": np.array([0, 1, 0, 2, 1, 2], np.uint32),
     }  # fmt: skip
     header = {"data": "index.json", "fingerprint": "", "made_by": []}
-    (tmp_path / "view").write_bytes(FORMAT.dumps(header, arrays))
+    (tmp_path / "view").write_bytes(FORMAT.dumps(header, Picks(**arrays)))
     assert Picks.load(tmp_path / "view")[0].positions().tolist() == [0, 11, 12]
-    (tmp_path / "view").write_bytes(FORMAT.dumps(header, arrays | changed))
+    (tmp_path / "view").write_bytes(FORMAT.dumps(header, Picks(**arrays | changed)))
     with pytest.raises(IndexFormatError, match="is a damaged view: its arrays do not fit together"):
         Picks.load(tmp_path / "view")
 

@@ -70,18 +70,14 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return a number of seconds above 0, which may be ``inf``.
-
-    Raises `ArgumentError` for anything else.
+    """Return a number of seconds above 0, which may be ``inf``. Raises `ArgumentError` for anything else.
 
     >>> check_seconds("timeout", 30)
     30.0
     """
     seconds = as_number(value)
-    if seconds is None:
-        raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds", argument=name)
-    if not seconds > 0:  # refuses nan too, which compares false with every deadline
-        raise ArgumentError(f"{name} is {value!r}: it must be above 0 seconds", argument=name)
+    if seconds is None or not seconds > 0:  # refuses nan too, which compares false with every deadline
+        raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds above 0", argument=name)
     return float(seconds)
 
 

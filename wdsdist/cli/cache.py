@@ -32,8 +32,6 @@ from wdsdist.cli.output import meter, say, say_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-_AT_ONCE = 16
-"""Shards that `warm` fetches at once."""
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -131,11 +129,11 @@ def warm(
     """
     import numpy as np
 
-    from wdsdist._util.pools import Threads, completed
+    from wdsdist._util.pools import completed, pool
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.diagnostics.epoch_report import epoch_of
-    from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.distributed.identity import identity
     from wdsdist.samples.fields import Fields
     from wdsdist.sampling.shard_schedule import check_limit, copy_sizes
     from wdsdist.shards.progress import ShardsProgress
@@ -154,11 +152,10 @@ def warm(
     node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
-    first_rank = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
     if cache_limit is not None:
-        needed_at_once = partial(config.bytes_at_once, identity=first_rank)
+        needed_at_once = partial(config.bytes_at_once, num_replicas=world.num_replicas)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
-    room = config.bytes_at_once(settings, first_rank, len(ranks)) if room is None else room
+    room = config.bytes_at_once(settings, world.num_replicas, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     sizes = manifest.needed_sizes.clip(0)
     in_cache = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))
@@ -178,16 +175,13 @@ def warm(
     # What is needed sooner is not evicted for the rest.
     cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
-        with meter("fetching", quiet=quiet) as show, Threads(_AT_ONCE) as executor:
+        with meter("fetching", quiet=quiet) as show, pool(None, max(1, len(first)), remote=True) as executor:
             futures = {executor.submit(fetch, shard): shard for shard in first}
-            try:
-                for future in completed(futures):
-                    future.result()
-                    done.append(futures[future])
-                    in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
-                    show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
+            for future in completed(futures):
+                future.result()
+                done.append(futures[future])
+                in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
+                show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
     finally:
         cache.catalog.expect("warm", 0, {})
     if not quiet:

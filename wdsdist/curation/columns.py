@@ -105,7 +105,13 @@ class ColumnReader:
         self._classes: Sequence[str] = manifest.extra["classes"] if is_class and name == CLASS_NAME else ()
         if not self.is_part and not is_free(name):
             self.stored = column_file.load(self._whole, CLASS if is_class else name)
-            _check_complete(self.stored)
+            if self.stored and (lacking := self.stored.lacking):
+                total, tables = len(self.stored.groups), ", ".join(self.stored.tables)
+                remedy = "run `wdsdist columns` on it" if self.stored.is_read else f"join {tables}"
+                raise ArgumentError(
+                    f"the column {self.stored.name!r} has values for {total - len(lacking):,} of the {total:,} shards "
+                    f"that the data set has now: {remedy} again, which adds the rest"
+                )
         self._item_size = 0 if self.stored else built_in.get(name, 0)
         """Bytes that a size counts as one; 0 if the column has other values."""
         extension, _, what = name.rpartition(".")
@@ -171,17 +177,6 @@ class ColumnReader:
             return sample_bytes(index), np.zeros(index.num_samples, np.bool_)
         members = members_of(index, [self.name.rpartition(".")[0]])
         return np.append(index.sizes, 0)[members] // self._item_size, members < 0
-
-
-def _check_complete(column: StoredColumn | None) -> None:
-    """Raise `ArgumentError` if a column lacks values of shards."""
-    if column is not None and (lacking := column.lacking):
-        shards, tables = len(column.groups), ", ".join(column.tables)
-        remedy = "run `wdsdist columns` on it" if column.is_read else f"join {tables}"
-        raise ArgumentError(
-            f"the column {column.name!r} has values for {shards - len(lacking):,} of the {shards:,} shards "
-            f"that the data set has now: {remedy} again, which adds the rest"
-        )
 
 
 def _keys(index: ShardIndex) -> Any:

@@ -71,13 +71,9 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
     fields = {name: values for name, values in fields.items() if len(values)}
     payload = extra.get("payload_bytes", int(sizes.sum()) if len(sizes) == manifest.num_samples else None)
     mean = payload / max(manifest.num_samples, 1) if payload is not None else sizes.sum() / max(len(sizes), 1)
-    keys, rule = "", extra.get("source_key_rule")  # where keys end in names, unless that is the first dot
-    if manifest.key_rule != FIRST_DOT or rule:
-        keys = (
-            f"by {rule} in the source, with dots as %2E"
-            if manifest.key_rule == FIRST_DOT
-            else f"by {manifest.key_rule}"
-        )
+    rule = extra.get("source_key_rule")  # where keys end in names, unless that is the first dot
+    keys = f"by {rule} in the source, with dots as %2E" if rule else ""
+    keys = keys if manifest.key_rule == FIRST_DOT else f"by {manifest.key_rule}"
     return {
         "location": storage.shown(manifest.base),
         "samples": manifest.num_samples,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, check_number
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.loader import StreamingDataLoader
@@ -42,8 +42,7 @@ def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, se
     if dataset.num_samples < needed:
         few = f"the data set has {dataset.num_samples:,} samples, fewer than a batch of {needed:,}: lower batch_size"
         raise ArgumentError(few, argument="batch_size")
-    if not 0 < seconds <= 3600:
-        raise ArgumentError(f"seconds is {seconds}: it must be between 0 and 3,600", argument="seconds")
+    check_number("seconds", seconds, 0.001, 3600)
     loader = StreamingDataLoader(dataset, batch_size, num_workers=workers)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     started = time.perf_counter()

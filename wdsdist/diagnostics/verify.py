@@ -17,7 +17,7 @@ from wdsdist import storage
 from wdsdist._util.files import lies_in, mapped, sha256
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.pools import Carried, completed, pool
-from wdsdist._util.validation import check_integer
+from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import (
     ArgumentError,
     DestinationError,
@@ -29,8 +29,7 @@ from wdsdist.errors import (
     given,
 )
 from wdsdist.samples.bad_samples import checked_path
-from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.fields import ABSENT, Fields
+from wdsdist.samples.fields import ABSENT, Fields, SampleCheck
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex
@@ -212,7 +211,9 @@ def _problems(path: Path, stored: _Stored, check: _Check, number: int) -> list[D
         size = regular(path).st_size
         if listed.size >= 0 and size != listed.size:
             how = "short of" if size < listed.size else "longer than"
-            add(f"is {abs(size - listed.size):,} bytes {how} what index.json gives ({listed.size:,}): {_AGAIN}")
+            add(
+                f"is {counted(abs(size - listed.size), 'byte')} {how} what index.json gives ({listed.size:,}): {_AGAIN}"
+            )
         try:
             skip = known is not None and bool(known.left_out)
             scanned = scan.scan_shard(path, tar_size=listed.tar_size, skip=skip, key_rule=data.key_rule)

@@ -49,8 +49,9 @@ class Format(NamedTuple):
             if array is not None
         }
 
-    def dumps(self, header: Mapping[str, Any], arrays: Arrays) -> bytes:
-        """Return the bytes of a file; the same content always gives the same bytes."""
+    def dumps(self, header: Mapping[str, Any], source: object) -> bytes:
+        """Return the bytes of a file with the arrays of an object; the same content always gives the same bytes."""
+        arrays = self.arrays_of(source)
         lengths = {name: len(array) for name, array in arrays.items()}
         content = json.dumps({**header, "lengths": lengths}, ensure_ascii=True).encode()
         content += b" " * (-(_PREAMBLE.size + len(content)) % _ALIGNMENT)

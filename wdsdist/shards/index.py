@@ -177,7 +177,7 @@ def dumps(index: ShardIndex) -> bytes:
         **({"key_rule": index.key_rule} if index.key_rule != FIRST_DOT else {}),
         **({"stored": asdict(index.stored)} if index.stored else {}),
     }
-    return _FORMAT.dumps(header, _FORMAT.arrays_of(index))
+    return _FORMAT.dumps(header, index)
 
 
 def load(content: bytes | memoryview | Path, label: str = "") -> ShardIndex:

@@ -7,7 +7,6 @@ local, or if the user allows it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -102,18 +101,9 @@ class Picks:
     def digest(self) -> str:
         """XXH3-128 of the choice."""
         state = xxhash.xxh3_128()
-        for array in self.arrays.values():
+        for array in FORMAT.arrays_of(self).values():
             state.update(array.data)
         return state.hexdigest()
-
-    @property
-    def arrays(self) -> array_file.Arrays:
-        """The arrays of the choice, as they are written."""
-        return FORMAT.arrays_of(self)
-
-    def fingerprint(self, data: str) -> str:
-        """Return the digest of the view of the data set with a fingerprint."""
-        return hashlib.sha256(f"{data}\0{self.digest}".encode()).hexdigest()[:32]
 
     def of_shard(self, shard: int) -> npt.NDArray[np.uint32]:
         """Return the chosen samples of one shard."""
@@ -163,7 +153,7 @@ def save(manifest: Manifest, path: Path) -> Path:
     with writing(f"the view {path}", "; choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as stream:
-            stream.write(FORMAT.dumps(header, manifest.picks.arrays))
+            stream.write(FORMAT.dumps(header, manifest.picks))
     return path
 
 

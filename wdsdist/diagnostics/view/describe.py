@@ -14,7 +14,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,11 +152,14 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
         unpacked = compression.unzip(data, _MOST_BYTES)
         name = name.removesuffix(".gz")
         return _member(name, len(unpacked), lambda start, stop: unpacked[start:stop], limits, style)
+    value: Any
     if kind == "number":
-        return _number(int(data[:_DIGITS]), style.classes if name == "cls" else ())
-    if kind in ("npy", "raw"):
-        return _array(array_of(name, data, style), limits)
-    return _tree(json.loads(data) if kind == "json" else DECODERS[name.rpartition(".")[2]](data), limits)
+        value = int(data[:_DIGITS])
+    elif kind in ("npy", "raw"):
+        value = array_of(name, data, style)
+    else:
+        value = json.loads(data) if kind == "json" else DECODERS[name.rpartition(".")[2]](data)
+    return _decoded(name, value, limits, style)
 
 
 def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
@@ -211,13 +214,18 @@ def picture(
     return picture_of_image(data, limits.side)
 
 
-def _number(value: int, classes: tuple[str, ...]) -> Description:
-    about = {"kind": "number", "text": str(value)}
-    return {**about, "label": classes[value]} if 0 <= value < len(classes) else about
-
-
-def _tree(value: Any, limits: Limits) -> Description:
-    """Describe a tree of values; a list of integers is one of token ids."""
+def _decoded(name: str, value: Any, limits: Limits, style: Style) -> Description:
+    """Describe a value as it decodes; a list of integers is one of token ids."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        return _array(value, limits)
+    if isinstance(value, str):
+        return {"kind": "text", "text": value[: limits.text], "is_cut": len(value) > limits.text}
+    if isinstance(value, int | float):
+        about: Description = {"kind": "number", "text": _shown(value)}
+        is_class = name == "cls" and type(value) is int and 0 <= value < len(style.classes)
+        return {**about, "label": style.classes[int(value)]} if is_class else about
     if isinstance(value, list) and len(value) > 1 and all(type(item) is int for item in value):
         return {"kind": "tokens", "count": len(value), "ids": list(map(str, value[: limits.tokens])), "dtype": "list"}
     left = [limits.nodes]
@@ -273,22 +281,15 @@ def value(field_name: str, value: Any, limits: Limits, style: Style) -> Descript
         if described["kind"] in ("audio", "video"):
             return {"kind": "bytes", "hex": "", "note": f"{described['kind']}, {len(data):,} bytes"}
         return described
-    if isinstance(value, str):
-        return {"kind": "text", "text": value[: limits.text], "is_cut": len(value) > limits.text}
     if hasattr(value, "detach"):  # a tensor, looked at without importing torch
         value = value.detach().cpu()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     elif hasattr(value, "getbands"):  # an image of Pillow
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.ndim:
-        described = _array(value, replace(limits, tokens=min(limits.tokens, 64)))
-        if described.get("has_picture"):
-            described["url"] = data_url(*picture_of_array(value, limits.side))
-        return described
-    value = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-    if type(value) is int:
-        return _number(value, style.classes if field_name == "cls" else ())
-    return {"kind": "number", "text": _shown(value)} if isinstance(value, (int, float)) else _tree(value, limits)
+    described = _decoded(field_name, value, limits, style)
+    if described.get("has_picture"):
+        described["url"] = data_url(*picture_of_array(value, limits.side))
+    return described
 
 
 def data_url(content: bytes, kind: str) -> str:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -322,7 +323,7 @@ class Server(socketserver.ThreadingTCPServer):
         try:
             info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             self.address_family = info[0]
-            super().__init__(info[4][:2], _Handler)
+            super().__init__((str(info[4][0]), port), _Handler)
         except OSError as error:
             reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
@@ -338,7 +339,7 @@ class Server(socketserver.ThreadingTCPServer):
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             _log.exception("an answer of the page broke off")
 
-    def refusal(self, path: str, headers: Mapping[str, str]) -> str:
+    def refusal(self, path: str, headers: Message) -> str:
         """Return why a request is refused, or an empty string."""
         host, origin, name = headers.get("host", ""), headers.get("origin"), None
         with contextlib.suppress(ValueError):

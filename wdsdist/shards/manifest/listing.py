@@ -395,7 +395,7 @@ class Listing:
         order, and the same samples of them are chosen.
         """
         if self.picks is not None:
-            return self.picks.fingerprint(self.whole.fingerprint)
+            return hashlib.sha256(f"{self.whole.fingerprint}\0{self.picks.digest}".encode()).hexdigest()[:32]
         if self.whole is not self:
             return hashlib.sha256("\n".join(data.fingerprint for data in self.data_sets).encode()).hexdigest()[:32]
         state = hashlib.sha256()
