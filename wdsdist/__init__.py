@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from wdsdist.errors import BadSample
     from wdsdist.loader.dataset import StreamingDataset
     from wdsdist.loader.device_prefetch import to_device
+    from wdsdist.loader.epoch_iterator import LoaderStats
     from wdsdist.loader.loader import StreamingDataLoader
     from wdsdist.loader.mix import concat, mix
-    from wdsdist.loader.stats import LoaderStats
     from wdsdist.packing import pack
     from wdsdist.packing.encoders import encode
     from wdsdist.samples.collate import Ragged, unpadded
@@ -50,7 +50,7 @@ _HOME = {
     "concat": "wdsdist.loader.mix",
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.collate",
-    "LoaderStats": "wdsdist.loader.stats",
+    "LoaderStats": "wdsdist.loader.epoch_iterator",
     "encode": "wdsdist.packing.encoders",
 }
 

@@ -169,7 +169,7 @@ def test_warm_fetches_remote_shards_in_the_order_in_which_training_reads_them(
     done = run("warm", f"{store.url}/a", *words, "--bytes", copies(store, 2.6))
     assert done.exit_code == 0, done.output
     data = StreamingDataset(f"{store.url}/a", seed=seed, batch_size=1, shuffle_window=4 * SAMPLES)
-    order = data.order_config.order(data.order_config.settings(1), 0)()
+    order = data.order_config.order(data.order_config.settings(1), 0).make()
     read = dict.fromkeys(order.locate(np.arange(len(data)))[0].tolist())
     assert len(fetched(store)) == 2
     assert sorted(fetched(store)) == sorted(f"a/{shard:02}.tar" for shard in list(read)[:2])

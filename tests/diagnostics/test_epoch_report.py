@@ -35,7 +35,7 @@ class Epoch:
         self.world, self.settings = World(ranks, per_node), settings
         self.plan = ordered(plan, epoch_order(self.counts, settings, plan.epoch))
         assert self.plan.order is not None
-        self.order = self.plan.order()
+        self.order = self.plan.order.make()
 
     @property
     def report(self) -> EpochReport:

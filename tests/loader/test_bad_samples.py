@@ -106,7 +106,7 @@ def test_a_line_says_which_field_is_bad_and_why(planted: Path, tmp_path: Path) -
     dataset = reading(planted, quarantine=tmp_path / "bad.jsonl")
     batches(dataset)
     found = {entry.key: entry for entry in quarantine.read(tmp_path / "bad.jsonl")}
-    assert {entry.fingerprint for entry in found.values()} == {dataset.fingerprint}
+    assert {entry.fingerprint for entry in found.values()} == {dataset.manifest.fingerprint}
     assert {int(key[1:]) // EACH for key in found} == {int(entry.shard[0]) for entry in found.values()}
     assert (found["k003"].field, found["k064"].field, found["k119"].field) == ("cls", "npy", "txt")
     assert found["k003"].reason.startswith("5 bytes do not decode as 'cls': ValueError")
@@ -278,7 +278,8 @@ def test_each_data_set_of_a_mix_may_have_a_policy_of_its_own(planted: Path, tmp_
     one = reading(planted, seed=0, quarantine=tmp_path / "bad.jsonl")
     other = StreamingDataset(planted, fields=("npy",), decode=None, transform=only_key)
     mixed = wdsdist.mix({"a": (one, 1.0), "b": (other, 1.0)})
-    batches(mixed, collate_fn=list)
+    for _ in range(2):  # each bad sample is listed once
+        batches(mixed, collate_fn=list)
     assert listed(tmp_path / "bad.jsonl") == sorted(BAD_KEYS)
     with pytest.raises(ArgumentError, match="on_error is given for all data sets, but 'a' is a StreamingDataset"):
         wdsdist.mix({"a": (one, 1.0), "b": (other, 1.0)}, on_error="replace")

@@ -17,8 +17,7 @@ import wdsdist
 from wdsdist.loader.epoch_planner import identity_of
 from wdsdist.loader.progress import ChosenEpoch, Progress
 from wdsdist.sampling.epoch_plan import EpochPlan
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderSettings
 from wdsdist.sampling.plan import Position
 
 TOTAL = 1000

@@ -13,9 +13,8 @@ import pytest
 
 from tests.support import loaders, web
 from wdsdist import StreamingDataLoader
-from wdsdist.loader.epoch_iterator import EpochIterator
+from wdsdist.loader.epoch_iterator import EpochIterator, EpochMeter, LoaderStats
 from wdsdist.loader.progress import ChosenEpoch, Progress
-from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Message
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.plan import Position

@@ -12,8 +12,7 @@ from tests.support.media import recording, video
 from wdsdist.errors import SampleError
 from wdsdist.media.clips import decode_audio
 from wdsdist.media.containers import check_media
-from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.fields import Fields
+from wdsdist.samples.fields import Fields, SampleCheck
 from wdsdist.transforms import AudioClip
 
 pytest.importorskip("av")

@@ -19,7 +19,7 @@ from tests.support import media, photos
 from tests.support.tars import npy_bytes
 from wdsdist.curation.fields import array_layout, image_size
 from wdsdist.media.containers import recording
-from wdsdist.samples.images.header import Head
+from wdsdist.samples.images.decode import Head
 
 av = pytest.importorskip("av")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.support.photos import decode_rgb, encode, exif, image_size, photo, psnr
-from wdsdist.samples.images import header
+from wdsdist.samples.images import decode
 from wdsdist.samples.images.decode import DecodeImage
 from wdsdist.transforms import RandomResizedCrop, ResizeCenterCrop
 
@@ -90,5 +90,5 @@ def test_grey_of_16_bits_becomes_its_upper_8(specification: str, kind: str) -> N
 @given(st.binary(max_size=80))
 def test_what_is_no_exif_data_turns_nothing(data: bytes) -> None:
     for start in (b"", b"II*\0", b"MM\0*\0\0\0\x08", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"):
-        assert 1 <= header.exif_orientation(start + data) <= 8
-        assert 1 <= header.jpeg_orientation(b"\xff\xd8\xff\xe1" + struct.pack(">H", len(data) + 2) + start + data) <= 8
+        assert 1 <= decode.exif_orientation(start + data) <= 8
+        assert 1 <= decode.jpeg_orientation(b"\xff\xd8\xff\xe1" + struct.pack(">H", len(data) + 2) + start + data) <= 8

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.stores import BATCH, WINDOW, Store, digest
-from wdsdist.loader.stats import LoaderStats
+from wdsdist.loader.epoch_iterator import LoaderStats
 
 PART = 64 << 10
 """Bytes asked for at once, so that a shard takes four requests."""

@@ -113,7 +113,8 @@ def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64
     settings = OrderSettings(num_canonical_replicas=ranks, window=default_window(counts))
     lengths = lengths_of(int(counts.sum()))
     buckets = np.random.default_rng(1).integers(0, 10, len(lengths))
-    order = EpochOrder(num_samples=len(lengths), seed=0, label="", make=lambda: epoch_order(counts, settings, 0))
+    made = epoch_order(counts, settings, 0)
+    order = EpochOrder(num_samples=len(lengths), seed=0, label="", make=lambda: made)
     epoch = PlannedEpoch(
         rule=Rule(kind=kind, budget=size * MEAN) if kind == "tokens" else Rule(kind=kind, most=size),
         # All samples of a bucket are alike, as images of one size are.
@@ -131,7 +132,7 @@ def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64
         owner = np.repeat(np.arange(len(block.bounds) - 1) % ranks, np.diff(block.bounds))
         reads[0, owner // per_node, block.shards] = True
         positions = np.arange(number * epoch.block_samples, min((number + 1) * epoch.block_samples, len(lengths)))
-        reads[1, positions % ranks // per_node, order().locate(positions)[0]] = True
+        reads[1, positions % ranks // per_node, order.make().locate(positions)[0]] = True
         costs = epoch.rule.costs(block.stops - block.starts)
         costs = np.add.reduceat(costs, block.bounds[:-1]).reshape(block.steps, ranks)
         balance.append(costs.max(axis=1) / costs.mean(axis=1))

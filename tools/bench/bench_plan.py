@@ -103,8 +103,8 @@ def peak():
 
 def order_of(ranks):
     settings = OrderSettings(window=default_window(counts), num_canonical_replicas=ranks)
-    make = lambda: epoch_order(counts, settings, epoch=3)
-    return settings, EpochOrder(num_samples=int(counts.sum()), seed=0, label="", make=make)
+    order = epoch_order(counts, settings, epoch=3)
+    return settings, EpochOrder(num_samples=int(counts.sum()), seed=0, label="", make=lambda: order)
 
 smaller = int(sys.argv[1])
 world = 4096 // smaller

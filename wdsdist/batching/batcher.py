@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,25 +38,23 @@ _SHARDS = 1024
 """Shards whose values a lookup keeps in memory."""
 
 
+@dataclass(eq=False)
 class PlannedBatcher(Batcher):
     """Makes the plans of a data set's epochs from the values of its columns.
-
-    Args:
-        manifest: the data set.
-        rule: how batches are made.
-        itemsizes: bytes of an item of raw arrays, by extension: the column ``<ext>.tokens`` follows from them.
 
     Raises `ArgumentError` for an unknown column.
     """
 
-    def __init__(self, manifest: Manifest, rule: Rule, itemsizes: Mapping[str, int]) -> None:
-        self.manifest = manifest
-        self.rule = rule
-        self.label = rule.label
-        self.collate = rule.collate
-        self._itemsizes = itemsizes
-        self._lengths = None if rule.length is None else ColumnLookup(manifest, rule.length, itemsizes)
-        self._buckets = None if rule.buckets is None else ColumnLookup(manifest, rule.buckets)
+    manifest: Manifest
+    rule: Rule
+    itemsizes: Mapping[str, int]
+    """Bytes of an item of raw arrays, by extension: the column ``<ext>.tokens`` follows from them."""
+
+    def __post_init__(self) -> None:
+        rule = self.rule
+        self.label, self.collate = rule.label, rule.collate
+        self._lengths = None if rule.length is None else ColumnLookup(self.manifest, rule.length, self.itemsizes)
+        self._buckets = None if rule.buckets is None else ColumnLookup(self.manifest, rule.buckets)
         self._looked_up = [column for column in (self._lengths, self._buckets) if column is not None]
         self._is_checked = False
 
@@ -70,7 +69,7 @@ class PlannedBatcher(Batcher):
             world=world,
             start=position,
             # All else that the plan depends on.
-            about=f"{self.manifest.fingerprint} {self.rule} {self._itemsizes} {self._columns}",
+            about=f"{self.manifest.fingerprint} {self.rule} {self.itemsizes} {self._columns}",
         )
 
     def block_samples(self, num_replicas: int, window: int | None = None) -> int:
@@ -196,7 +195,7 @@ class PlannedBatcher(Batcher):
             why=f"batches are planned by {self._column_names}, of which all ranks need the same values: let all read "
             f"the columns of one place, or run the same `wdsdist columns` for each copy",
         )
-        options = f"{world.per_node} ranks a node, {block} a block, {self.rule} {self._itemsizes}"
+        options = f"{world.per_node} ranks a node, {block} a block, {self.rule} {self.itemsizes}"
         check_same(
             "plan of batches",
             hashlib.sha256(options.encode()).hexdigest(),

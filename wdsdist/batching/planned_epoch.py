@@ -221,9 +221,8 @@ class PlannedEpoch:
         """Whether a block is neither planned nor behind the one that is read; the first block never is."""
         latest = max((planned for planned, _ in list(self._planned)), default=self.first_block)
         planned = self._planned.get((number, self.world.node_of(rank)))
-        return number > latest or (
-            number > self.first_block and number == latest and not (planned is not None and planned.done())
-        )
+        is_done = planned is not None and planned.done()
+        return number > latest or (self.first_block < number == latest and not is_done)
 
     # The plan of the epoch.
 
@@ -302,7 +301,7 @@ class PlannedEpoch:
         """
         first = number * self.block_samples
         positions = np.arange(first, min(first + self.block_samples, self.num_samples), dtype=np.int64)
-        shards, samples, epochs = self.order().locate(positions)
+        shards, samples, epochs = self.order.make().locate(positions)
         lengths = self.lengths(shards, samples).astype(np.int64)
         numbers, starts, stops = self._pieces(lengths)
         sizes = stops - starts

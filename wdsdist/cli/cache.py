@@ -133,7 +133,7 @@ def warm(
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.diagnostics.epoch_report import epoch_of
-    from wdsdist.distributed.identity import Identity, identity
+    from wdsdist.distributed.identity import identity
     from wdsdist.samples.fields import Fields
     from wdsdist.sampling.shard_schedule import check_limit, copy_sizes
     from wdsdist.shards.progress import ShardsProgress
@@ -152,11 +152,10 @@ def warm(
     node = check_integer("node", identity().node_rank if node is None else node, 0, nodes - 1)
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
-    first_rank = Identity(ranks[0], world.num_replicas, world.per_node, node, "arguments")
     if cache_limit is not None:
-        needed_at_once = partial(config.bytes_at_once, identity=first_rank)
+        needed_at_once = partial(config.bytes_at_once, num_replicas=world.num_replicas)
         check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
-    room = config.bytes_at_once(settings, first_rank, len(ranks)) if room is None else room
+    room = config.bytes_at_once(settings, world.num_replicas, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     sizes = manifest.needed_sizes.clip(0)
     in_cache = copy_sizes(manifest.counts, np.where(manifest.is_copied, manifest.needed_sizes, 0))

@@ -14,8 +14,7 @@ from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.batching.planned_epoch import PlannedEpoch, tokens_and_room
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
-from wdsdist.sampling.order import OrderName, OrderSettings, ShardOrder
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderName, OrderSettings, ShardOrder
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
 from wdsdist.sampling.shard_schedule import bytes_at_once
 from wdsdist.storage.waiting import policy
@@ -153,7 +152,7 @@ def _fixed(plan: EpochPlan, nodes: list[range]) -> tuple[dict[str, Any], list[In
         "samples_repeated": max(0, taken - plan.num_samples),
     }
     assert plan.order is not None
-    order, opened = plan.order(), list[Int64s]()
+    order, opened = plan.order.make(), list[Int64s]()
     for ranks in nodes:
         shards = [np.zeros(0, np.int64)]
         if isinstance(order, ShardOrder):  # all shards of its lanes, which takes a thousandth of the time of their uses

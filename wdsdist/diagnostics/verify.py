@@ -29,8 +29,7 @@ from wdsdist.errors import (
     given,
 )
 from wdsdist.samples.bad_samples import checked_path
-from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.fields import ABSENT, Fields
+from wdsdist.samples.fields import ABSENT, Fields, SampleCheck
 from wdsdist.shards import index as shard_index
 from wdsdist.shards import scan
 from wdsdist.shards.index import ShardIndex

@@ -25,8 +25,7 @@ from wdsdist.samples.member_reader import open_source, shard_of
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.samples.sample_spec import Decode, Decoder, SampleSpec
 from wdsdist.sampling.epoch_plan import EpochPlan, FixedBatches
-from wdsdist.sampling.order import OrderName
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderName, OrderSettings
 from wdsdist.sampling.plan import Position, World
 from wdsdist.shards import open as catalog
 from wdsdist.shards.open import OpenOptions
@@ -34,13 +33,12 @@ from wdsdist.shards.source import CacheOptions
 
 if TYPE_CHECKING:
     from wdsdist.loader.epoch_planner import State
-    from wdsdist.loader.plain_dataloader import PlainProgress
-    from wdsdist.sampling.order import OrderSettings
+    from wdsdist.loader.foreign_loaders import PlainProgress
     from wdsdist.shards.open import Shards
     from wdsdist.shards.quarantine import Quarantine
 
 FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers", "webdataset"}
-"""Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.framework_guards`."""
+"""Packages that may wrap a data set in ways that lose samples: see `wdsdist.loader.foreign_loaders`."""
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -173,18 +171,13 @@ class StreamingDataset(IterableDataset[Any]):
         """Number of samples in an epoch, over all ranks."""
         return self.order_config.num_samples
 
-    @property
-    def fingerprint(self) -> str:
-        """A digest of the data set's shards, wherever they lie: a state must come from the same one."""
-        return self.order_config.fingerprint
-
     def __len__(self) -> int:
         """Return the samples that this rank gets in an epoch, which frameworks ask a data set for."""
         if self._counts_all_ranks:
             return self.num_samples
         count = self.plan().samples_per_rank
         if count != self.manifest.num_samples:
-            from wdsdist.loader.framework_guards import refuse_random_split
+            from wdsdist.loader.foreign_loaders import refuse_random_split
 
             refuse_random_split(count, self.manifest.num_samples)
         return count
@@ -246,7 +239,7 @@ class StreamingDataset(IterableDataset[Any]):
         from wdsdist.sampling.shard_schedule import check_limit
 
         identity = self.identity()
-        needed = functools.partial(config.bytes_at_once, identity=identity)
+        needed = functools.partial(config.bytes_at_once, num_replicas=identity.world_size)
         ranks = min(identity.local_world_size, identity.world_size)
         check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
 
@@ -282,13 +275,13 @@ class StreamingDataset(IterableDataset[Any]):
     @functools.cached_property
     def _progress(self) -> PlainProgress:
         """The position of an iteration without a `StreamingDataLoader`."""
-        from wdsdist.loader.plain_dataloader import PlainProgress
+        from wdsdist.loader.foreign_loaders import PlainProgress
 
         return PlainProgress()
 
     def _refuse_second_split(self) -> None:
         if not FRAMEWORKS.isdisjoint(sys.modules):
-            from wdsdist.loader.framework_guards import refuse_second_split
+            from wdsdist.loader.foreign_loaders import refuse_second_split
 
             refuse_second_split(self)
 
@@ -318,7 +311,7 @@ class EpochSampler(Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration runs, unless Lightning Fabric asks: the loader counts better."""
         if "lightning" in sys.modules:
-            from wdsdist.loader.framework_guards import is_counted_by_fabric
+            from wdsdist.loader.foreign_loaders import is_counted_by_fabric
 
             if is_counted_by_fabric():
                 return

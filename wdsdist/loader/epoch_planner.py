@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.distributed.identity import process_group
 from wdsdist.errors import ArgumentError, IndexFormatError, StateError
 from wdsdist.loader.worker_iterator import EpochStart
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderSettings
 from wdsdist.sampling.plan import Batcher, Plan, Position, World
 from wdsdist.storage import shown
 
@@ -31,32 +31,29 @@ _ONE_CHOICE = (
 )
 
 
+@dataclass(eq=False)
 class EpochPlanner:
     """Plans a loader's epochs: their order, the batches of each rank, and the rest after a resume.
 
     The settings of the order and the size of blocks stay as in the first run or in a loaded state, on any world.
-
-    Args:
-        dataset: of the loader.
-        batcher: makes its batches.
     """
 
-    def __init__(self, dataset: StreamingDataset, batcher: Batcher) -> None:
-        self._dataset = dataset
-        self.batcher = batcher
-        self._settings: OrderSettings | None = None
-        self._block = 0
-        self._begun: tuple[int, OrderConfig] | None = None  # the epoch that has begun, perhaps of an older generation
+    dataset: StreamingDataset
+    batcher: Batcher
+    _settings: OrderSettings | None = None
+    _block: int = 0
+    _begun: tuple[int, OrderConfig] | None = None
+    """The epoch that has begun, perhaps of an older generation."""
 
     def config_at(self, position: Position) -> OrderConfig:
         """Return the order at a position: an epoch keeps the samples that it began with; others have all."""
         if self._begun is not None and position.has_begun and position.epoch == self._begun[0]:
             return self._begun[1]
-        return self._dataset.order_config
+        return self.dataset.order_config
 
     def start(self, position: Position) -> EpochStart:
         """Return the start of an epoch, or of its rest, as workers need it."""
-        dataset, identity = self._dataset, self._dataset.identity()
+        dataset, identity = self.dataset, self.dataset.identity()
         settings = self._settings or dataset.order_config.settings(identity.world_size)
         if not self._block:  # the same in all later runs; 0 if any number will do
             is_limited = dataset.cache.limit is not None and dataset.manifest.is_copied.any()
@@ -90,7 +87,7 @@ class EpochPlanner:
         Raises `StateError` if this rank would read other samples than other ranks, and `ArgumentError` if the cache
         has too little room.
         """
-        identity, dataset = self._dataset.identity(), self._dataset
+        identity, dataset = self.dataset.identity(), self.dataset
         group = process_group()
         if identity.world_size > 1 and group is not None:
             from wdsdist.distributed.job_store import check_same
@@ -125,8 +122,8 @@ class EpochPlanner:
         batches that were planned in another way inside a block.
         """
         check_state(state)
-        config = self._dataset.order_config.as_in(state)
-        settings = config.settings(self._dataset.identity().world_size, state)
+        config = self.dataset.order_config.as_in(state)
+        settings = config.settings(self.dataset.identity().world_size, state)
         position = read_state(state, identity_of(config, settings), batches=self.batcher.label)
         block = self._block
         if self.start(position).block and state.get("batches") == self.batcher.label:

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
+from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_callable, check_flag, check_integer
+from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
-from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator
+from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, EpochMeter, LoaderStats
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.frozen import frozen
 from wdsdist.loader.progress import Progress
-from wdsdist.loader.stats import EpochMeter, LoaderStats
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig
 from wdsdist.sampling.plan import Batcher, Plan, Position
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.epoch_planner import State
+
+_MOST_WORKERS = 8
+"""Most workers of a rank, by default."""
 
 
 class StreamingDataLoader(DataLoader[BatchT]):
@@ -101,9 +104,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     ) -> None:
         _check_dataset(dataset)
         if num_workers is None:
-            from wdsdist.loader.ipc.workers import default_workers
-
-            num_workers = default_workers(dataset.identity().local_world_size)
+            num_workers = min(_MOST_WORKERS, share_of_cores(cpu_count(), dataset.identity().local_world_size))
         workers = check_integer("num_workers", num_workers, 0, 4096)
         # With these torch would fail later, perhaps in a worker.
         check_callable("collate_fn", collate_fn)
@@ -115,10 +116,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
         self._planner = EpochPlanner(dataset, batcher)
         persists = check_flag("persistent_workers", persistent_workers) and workers > 0
-        self._make_workers = functools.partial(
-            WorkerDataset, collate_fn=collate_fn, is_persistent=persists, batcher=batcher
+        self._worker_dataset = WorkerDataset(
+            dataset.order_config, dataset.sample_reader, batcher=batcher, collate_fn=collate_fn, is_persistent=persists
         )
-        self._worker_dataset = self._make_workers(dataset.order_config, dataset.sample_reader)
         self._tickets = Tickets(workers)
         self._progress = Progress(dataset.chosen_epoch)
         super().__init__(
@@ -150,7 +150,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         """
         position = self._progress.position_of_length
         if self.planned_by and not FRAMEWORKS.isdisjoint(sys.modules):
-            from wdsdist.loader.framework_guards import epoch_that_lightning_sets_up
+            from wdsdist.loader.foreign_loaders import epoch_that_lightning_sets_up
 
             epoch = epoch_that_lightning_sets_up()
             position = position if epoch is None else Position(epoch)
@@ -269,7 +269,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         with frozen() if is_first else contextlib.nullcontext():
             if self.num_workers and self._iterator is None:
                 self._prepare(plan, config.mean_sample_bytes)
-            self._tickets.start = dataclasses.replace(start, group=self._group)
+            self._tickets.start = replace(start, group=self._group)
             messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
@@ -283,7 +283,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if self._iterator is not None and (not is_known or self._iterator.has_lost_workers()):
             self._stop_workers(self._iterator)
         if not is_known:
-            self._worker_dataset = self._make_workers(config, self.dataset.sample_reader.with_manifest(config.manifest))
+            reader = self._worker_dataset.sample_reader
+            reader = replace(reader, source=reader.source.with_manifest(config.manifest))
+            self._worker_dataset = replace(self._worker_dataset, order_config=config, sample_reader=reader)
 
     def _prepare(self, plan: Plan, sample_bytes: int) -> None:
         """Prepare for new workers: shared memory, and the number of batches that they send together."""

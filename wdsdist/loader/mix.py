@@ -14,15 +14,13 @@ from typing import Any
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag
-from wdsdist.distributed.identity import Identity
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
 from wdsdist.samples.fields import Fields
 from wdsdist.samples.sample_spec import Decoder, SampleSpec
 from wdsdist.sampling.mix_order import Deal, MixOrder
-from wdsdist.sampling.order import Order, OrderSettings, default_window
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import Order, OrderConfig, OrderSettings, default_window
 from wdsdist.sampling.permutation import mix_key
 from wdsdist.shards import open as catalog
 from wdsdist.shards.manifest import Manifest, join
@@ -153,9 +151,9 @@ class MixedOrderConfig(OrderConfig):
     def notes(self) -> dict[str, str]:
         return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
 
-    def bytes_at_once(self, settings: OrderSettings, identity: Identity, ranks: int) -> int:
+    def bytes_at_once(self, settings: OrderSettings, num_replicas: int, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._settings_of_each(settings), strict=True)
-        return sum(OrderConfig(manifest=part).bytes_at_once(own, identity, ranks) for part, own in parts)
+        return sum(OrderConfig(manifest=part).bytes_at_once(own, num_replicas, ranks) for part, own in parts)
 
     def _order(self, settings: OrderSettings, epoch: int) -> Order:
         deal = Deal(
@@ -204,13 +202,12 @@ def _joined(sources: list[tuple[Source, Any]], options: dict[str, Any]) -> Strea
     dataset = StreamingDataset(manifest, **options)
     if any(isinstance(source, StreamingDataset) for source, _ in sources):
         firsts = zip(itertools.accumulate((len(part.counts) for part in parts), initial=0), specs, strict=False)
-        dataset.sample_reader = dataset.sample_reader.with_specs(
-            {
-                first + shard: replace(spec, policy=policy) if policy.replaces else spec
-                for first, own in firsts
-                for shard, spec in own.items()
-            }
-        )
+        joined = {
+            first + shard: replace(spec, policy=policy) if policy.replaces else spec
+            for first, own in firsts
+            for shard, spec in own.items()
+        }
+        dataset.sample_reader = replace(dataset.sample_reader, specs=joined)
     return dataset
 
 

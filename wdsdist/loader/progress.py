@@ -127,7 +127,7 @@ class Progress:
         self._current: Position | None = None  # in the epoch that is under way
         self._next = Position(0)  # where the next iteration begins
         self._is_loaded = False  # whether a state says so
-        self._is_asked = False  # whether a call of `set_epoch` does
+        self._goes_past_end = False  # whether the next epoch begins if nothing is left of the one that a state names
         self._finished = False  # whether nothing is left of the epoch of a loaded position
         self._asked: int | None = None  # the latest epoch that was asked for, here or where the loaded state was taken
 
@@ -145,7 +145,7 @@ class Progress:
                     stacklevel=4,
                 )
             self._next, self._is_loaded = Position(epoch), False
-        self._asked, self._is_asked, self._current = epoch, True, None
+        self._asked, self._goes_past_end, self._current = epoch, False, None
 
     def resume(self, position: Position, *, asked: int | None = None, finished: bool = False) -> None:
         """Continue from a loaded position; earlier requests no longer count.
@@ -156,7 +156,7 @@ class Progress:
             finished: whether nothing is left of its epoch; asking for the next one discards nothing.
         """
         self._heed()
-        self._next, self._is_loaded, self._is_asked, self._current = position, True, False, None
+        self._next, self._is_loaded, self._goes_past_end, self._current = position, True, True, None
         self._asked, self._finished = asked, finished
 
     def restart(self) -> None:
@@ -182,11 +182,6 @@ class Progress:
         return Position(position.epoch + 1) if self._goes_past_end and self._finished else position
 
     @property
-    def _goes_past_end(self) -> bool:
-        """Whether the next iteration runs the next epoch if nothing is left of the one that a state names."""
-        return self._is_loaded and not self._is_asked
-
-    @property
     def asked(self) -> int:
         """The epoch that was asked for last, or the position's epoch."""
         epoch = self.position.epoch
@@ -207,7 +202,7 @@ class Progress:
     def begin(self, position: Position) -> None:
         """Note that an iteration has begun at a position, which was `upcoming`."""
         self._current, self._next = position, Position(position.epoch + 1)
-        self._is_loaded = self._is_asked = False
+        self._is_loaded = self._goes_past_end = False
 
     def advance(self, position: Position) -> None:
         """Note the position in the current epoch."""

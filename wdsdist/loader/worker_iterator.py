@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from wdsdist._util.shared_memory import is_spawning
+from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.sample_reader import SampleReader
-from wdsdist.sampling.order import OrderSettings
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig, OrderSettings
 from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, World
 from wdsdist.shards.source import Counters
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.ipc.channel import Channel
-    from wdsdist.loader.ipc.failure import WorkerFailure
 
 Collate = Callable[[list[Any]], Any]
+_Part = tuple["WorkerIterator", Iterator[list[Any]]]
 
 _BYTES_AHEAD = 256 << 20
 """Fetched ahead beyond the next window, if the cache has no limit."""
@@ -72,17 +72,16 @@ class EpochStart:
         return batcher.plan(order, self.position, self.world, block=self.block)
 
 
+@dataclass(eq=False)
 class Tickets(Sampler[EpochStart | None]):
     """What a loader hands its workers in turn: one ticket for each message; the first of each has the epoch's start."""
 
+    num_workers: int
     start: EpochStart | None = None
     """The start of the next iteration."""
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-
     def __iter__(self) -> Iterator[EpochStart | None]:
-        return chain(repeat(self.start, max(1, self._num_workers)), repeat(None))
+        return chain(repeat(self.start, max(1, self.num_workers)), repeat(None))
 
 
 class Message(NamedTuple):
@@ -104,58 +103,46 @@ class NotedBatch(NamedTuple):
     """How far the epoch has come with it, if the plan does not know by its number."""
 
 
+@dataclass(eq=False)
 class WorkerDataset(Dataset[Message]):
-    """The data set of a loader's workers, or of a loader without workers: a ticket gives the next group of batches.
+    """The data set of a loader's workers, or of a loader without workers: a ticket gives the next group of batches."""
 
-    Args:
-        order_config, sample_reader: of the user's `StreamingDataset`.
-        collate_fn: makes a batch from a list of samples; ``None`` makes columns.
-        is_persistent: whether there are workers that stay for the next epoch.
-        batcher: decides which samples a batch has, and may make the batch itself.
-    """
-
-    channel: Channel | None = None
+    order_config: OrderConfig
+    sample_reader: SampleReader
+    _: dataclasses.KW_ONLY
+    batcher: Batcher
+    """Decides which samples a batch has, and may make the batch itself."""
+    collate_fn: Collate | None
+    """Makes a batch from a list of samples; ``None`` makes columns."""
+    is_persistent: bool
+    """Whether there are workers that stay for the next epoch."""
+    channel: Channel | None = field(default=None, init=False)
     """Carries batches from workers; made before they start, ``None`` without any."""
-    _part: WorkerIterator | None = None
-    """The part of the epoch that this process makes."""
-    _groups: Iterator[list[Any]] = iter(())
-    """Its batches."""
-    _ahead: tuple[WorkerIterator, Iterator[list[Any]]] | None = None
+    _part: _Part | None = field(default=None, init=False)
+    """The part of the epoch that this process makes, and its batches."""
+    _ahead: _Part | None = field(default=None, init=False)
     """The same of the next epoch, once the first group of it is made."""
-    _is_over = False
+    _is_over: bool = field(default=False, init=False)
     """Whether this worker has sent the empty message that ends its epoch."""
-    _counted: Counters | None = None
+    _counted: Counters | None = field(default=None, init=False)
     """Counted in the messages of this process, since it began."""
 
-    def __init__(
-        self,
-        order_config: OrderConfig,
-        sample_reader: SampleReader,
-        *,
-        collate_fn: Collate | None,
-        is_persistent: bool,
-        batcher: Batcher,
-    ) -> None:
-        self.order_config = order_config
-        self._sample_reader = sample_reader
-        if batcher.misfits is not None:
-            # A reader of its own: other loaders of the data set may replace bad samples in another way.
-            self._sample_reader = sample_reader.with_specs(sample_reader.specs)
-            self._sample_reader.misfits = batcher.misfits
-        self._collate_fn = batcher.collate if collate_fn is None else collate_fn
-        self._batcher = batcher
+    def __post_init__(self) -> None:
+        self.sample_reader = replace(self.sample_reader, misfits=self.batcher.misfits)
+        self.collate_fn = self.batcher.collate if self.collate_fn is None else self.collate_fn
         # What is fetched ahead for one epoch would be in the way of another.
-        self._makes_ahead = is_persistent and not self.is_light and not order_config.manifest.is_copied.any()
+        is_local = not self.order_config.manifest.is_copied.any()
+        self._makes_ahead = self.is_persistent and not self.is_light and is_local
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_part", "_groups", "_ahead", "_is_over", "_counted")  # of this process
-        state = {name: value for name, value in self.__dict__.items() if name not in own}
-        return state if is_spawning() else {**state, "channel": None}  # shared with workers that are being spawned
+        own = {"_part": None, "_ahead": None, "_is_over": False, "_counted": None}  # of this process
+        # The channel is shared with workers that are being spawned.
+        return {**self.__dict__, **own} if is_spawning() else {**self.__dict__, **own, "channel": None}
 
     @property
     def is_light(self) -> bool:
         """Whether making a batch is little work and gives about as many bytes as it reads."""
-        return self._collate_fn is None and self._sample_reader.is_light and self._batcher.is_plain
+        return self.collate_fn is None and self.sample_reader.is_light and self.batcher.is_plain
 
     def __getitem__(self, ticket: EpochStart | None) -> Message:
         """Return the next group of this process's batches; in a worker in the form in which they are sent.
@@ -164,30 +151,30 @@ class WorkerDataset(Dataset[Message]):
         a persistent worker makes the first group of the next epoch.
         """
         if ticket is not None:
-            ahead, self._ahead, self._groups = self._ahead, None, iter(())  # closes an iteration that was given up
-            self._part, self._groups = ahead if ahead is not None and ahead[0].start == ticket else self._begin(ticket)
+            ahead, self._ahead, self._part = self._ahead, None, None  # closes an iteration that was given up
+            self._part = ahead if ahead is not None and ahead[0].start == ticket else self._begin(ticket)
             self._is_over = False
         assert self._part is not None
-        batches = self._part.sent(next(self._groups, []))
+        part, groups = self._part
+        batches = part.sent(next(groups, []))
         if not batches and self._is_over and self._makes_ahead and self._ahead is None:
-            start = self._part.start
-            part, groups = self._begin(replace(start, position=Position(start.position.epoch + 1)))
+            part, groups = self._begin(replace(part.start, position=Position(part.start.position.epoch + 1)))
             self._ahead = part, chain([next(groups, [])], groups)
         self._is_over = not batches
-        before, self._counted = self._counted, self._sample_reader.source.counters()
+        before, self._counted = self._counted, self.sample_reader.source.counters()
         return Message(batches, None if before is None or self._counted == before else self._counted - before)
 
-    def _begin(self, start: EpochStart) -> tuple[WorkerIterator, Iterator[list[Any]]]:
+    def _begin(self, start: EpochStart) -> _Part:
         """Return this process's part of an epoch, and its batches."""
-        plan = start.plan(self.order_config, self._batcher)
-        part = WorkerIterator(self.order_config, self._sample_reader, plan, start)
+        plan = start.plan(self.order_config, self.batcher)
+        part = WorkerIterator(self.order_config, self.sample_reader, plan, start)
         # A loader without workers may be iterated in one of another loader.
         if self.channel is not None and get_worker_info() is not None:
             part.worker, part.num_workers = enter_worker()
             self.channel.worker, part.send = part.worker, self.channel.send
         if part.send is None or self._counted is None:  # a forked worker has the counters of its parent
-            self._counted = self._sample_reader.source.counters()
-        return part, part.groups(self._collate_fn)
+            self._counted = self.sample_reader.source.counters()
+        return part, part.groups(self.collate_fn)
 
 
 @dataclass
@@ -239,7 +226,7 @@ class WorkerIterator:
                     yield group
                     group = []
         except Exception as error:
-            group.append(self._failure(error))
+            group.append(WorkerFailure(error, self.worker))
         if group:
             yield group
 
@@ -250,7 +237,7 @@ class WorkerIterator:
         try:
             message = self.send(group)
         except Exception as error:
-            message = [self._failure(error)]
+            message = [WorkerFailure(error, self.worker)]
         finally:
             group.clear()  # views keep their shards in the cache
         self.sample_reader.source.release()
@@ -260,11 +247,6 @@ class WorkerIterator:
                 following += (self.num_workers - 1) * self.start.group
             self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
         return message
-
-    def _failure(self, error: Exception) -> WorkerFailure:
-        from wdsdist.loader.ipc.failure import WorkerFailure
-
-        return WorkerFailure(error, self.worker)
 
     def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of the batches that follow."""

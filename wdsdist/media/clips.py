@@ -20,7 +20,7 @@ import numpy.typing as npt
 from wdsdist._util.validation import check_integer, check_number
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.media.containers import Track, opened
-from wdsdist.samples.images.header import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
+from wdsdist.samples.images.decode import MAX_PIXELS, UPRIGHT, check_size, is_turned, upright
 from wdsdist.samples.images.transforms import check_image_size
 from wdsdist.samples.marks import WHOLE, Part, is_seeded, parted, seeded, stretch
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import SampleError, WdsdistError
-from wdsdist.samples.images.header import Head
+from wdsdist.samples.images.decode import Head
 
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"

@@ -23,10 +23,8 @@ from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import Payload, Sample, Samples, or_skip, sample_size, whole
 from wdsdist.packing.options import Images, Options
 from wdsdist.packing.sources.source import Source
-from wdsdist.samples.check import SampleCheck
-from wdsdist.samples.fields import ABSENT
-from wdsdist.samples.images.decode import EncodedImage, Pixels, converted
-from wdsdist.samples.images.header import UPRIGHT, image_orientation, opened, upright
+from wdsdist.samples.fields import ABSENT, SampleCheck
+from wdsdist.samples.images.decode import UPRIGHT, EncodedImage, Pixels, converted, image_orientation, opened, upright
 
 _STORED = {"raw": ("npy", NPY_MAGIC), "jpeg": ("jpg", b"\xff\xd8\xff")}
 """The extension that an image gets by ``store``, and the first bytes of its data."""

@@ -122,27 +122,25 @@ def described(error: Exception) -> tuple[str, str]:
     return field, reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 
 
+@dataclass(eq=False)
 class BadSampleLog:
     """Counts the bad samples of an epoch on this rank, and ends it above the budget.
 
     It logs at most one line a minute, and appends each bad sample once to its quarantine file.
-
-    Args:
-        error_budget: the largest share of bad samples; ``None`` for no limit.
-        files: the quarantine files of the data set that have entries, by path.
-        epoch: which epoch.
-        planned: its samples on this rank.
-        log_prefix: begins each line.
     """
 
-    def __init__(
-        self, error_budget: float | None, files: dict[str, Quarantine], epoch: int, planned: int, log_prefix: str
-    ) -> None:
-        self._budget, self._files, self._epoch, self._log_prefix = error_budget, files, epoch, log_prefix
-        self._least = min(LEAST_SAMPLES, planned)
-        self._next_line = 0.0
-        self.count = 0
-        """Bad samples that were replaced."""
+    budget: float | None
+    """The largest share of bad samples; ``None`` for no limit."""
+    files: dict[str, Quarantine]
+    """The quarantine files of the data set that have entries, by path."""
+    epoch: int
+    planned: int
+    """Samples of the epoch on this rank."""
+    log_prefix: str
+    """Begins each line."""
+    count: int = 0
+    """Bad samples that were replaced."""
+    _next_line: float = 0.0
 
     def add(self, replaced: Replaced, samples: int) -> None:
         """Note the samples that were replaced among the latest of ``samples``.
@@ -152,18 +150,19 @@ class BadSampleLog:
         for entry, path in replaced.bad:
             try:
                 if path:
-                    self._files.setdefault(path, Quarantine(path)).add([entry])
+                    self.files.setdefault(path, Quarantine(path)).add([entry])
             except OSError as error:
                 self._warn(f"the quarantine file {path} cannot be written ({error}): it misses bad samples")
         self.count += replaced.substitutes
-        count = f"{self.count:,} of {samples:,} samples of epoch {self._epoch} were bad"
+        count = f"{self.count:,} of {samples:,} samples of epoch {self.epoch} were bad"
         entry = replaced.bad[-1][0]
         part = f" of {entry.dataset!r}" if entry.dataset else ""
         latest = f"sample {entry.key!r}{part} in {entry.shard}, {entry.field or 'as a whole'}: {entry.reason}"
-        self._warn(f"{self._log_prefix}{count} and replaced so far, the latest is {latest}")
-        if self._budget is not None and self.count > self._budget * max(samples, self._least):
+        self._warn(f"{self.log_prefix}{count} and replaced so far, the latest is {latest}")
+        least = min(LEAST_SAMPLES, self.planned)
+        if self.budget is not None and self.count > self.budget * max(samples, least):
             raise SampleError(
-                f"{count} on this rank, more than error_budget={self._budget:g} allows (of at least {self._least:,} "
+                f"{count} on this rank, more than error_budget={self.budget:g} allows (of at least {least:,} "
                 f"samples): repair or exclude them, or raise error_budget. The latest is {latest}"
             )
 

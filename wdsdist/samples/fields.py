@@ -1,17 +1,18 @@
-"""The fields of a sample: which of its members are read, and under which names."""
+"""The fields of a sample: which of its members are read, under which names, and whether they are there and decode."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, runs
-from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
+from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import ArgumentError, SampleError
+from wdsdist.samples.codecs import DECODERS
 from wdsdist.shards.index import ShardIndex
 
 if TYPE_CHECKING:
@@ -146,3 +147,74 @@ def _alternatives(field: str, raw_images: bool) -> Iterator[str]:
         if name == ANY_IMAGE:
             yield from IMAGE_TYPES
             yield from ("npy",) if raw_images else ()
+
+
+class Problem(NamedTuple):
+    """A problem with one field of a sample."""
+
+    field: str
+    member: int
+    """Index of the member in the sample's layout, or `ABSENT`."""
+    reason: str
+    """A phrase such as ``"is empty"``."""
+
+
+class SampleCheck:
+    """Checker of samples: finds missing fields and members that do not decode, as reading the samples would.
+
+    Args:
+        fields: the fields that a sample must have, and not empty. By default no field is required, and all are decoded.
+        decode: whether members must decode: images to their last pixel, audio and video to their last frame. Members
+            that no decoder knows always do.
+        max_pixels: the most pixels of an image.
+
+    >>> check = SampleCheck(Fields(("txt", "json")), decode=True)
+    >>> members = [b"hello", b"{"]
+    >>> [(problem.field, problem.member) for problem in check.problems(("txt", "json"), [5, 1], members.__getitem__)]
+    [('json', 1)]
+    """
+
+    def __init__(self, fields: Fields | None, *, decode: bool, max_pixels: int | None = None) -> None:
+        self._fields = fields or Fields(None)
+        self._decode: Callable[..., Any] = lambda *_, **__: None
+        if decode:
+            from wdsdist.media.containers import check_media
+            from wdsdist.samples.images.decode import DecodeImage
+            from wdsdist.samples.sample_spec import Decoder  # imports torch, which most commands do without
+
+            images = {ANY_IMAGE: DecodeImage("rgb8", max_pixels=max_pixels)}
+            self._decode = Decoder({**DECODERS, **images, **dict.fromkeys(MEDIA_TYPES, check_media)})
+
+    def problems(
+        self,
+        layout: tuple[str, ...],
+        sizes: Sequence[int],
+        read: Callable[[int], bytes],
+        unzip: Callable[[int], Any] = lambda index: None,
+    ) -> Iterator[Problem]:
+        """Yield the problems of a sample.
+
+        Args:
+            layout: the extensions of its members, in lower case.
+            sizes: their bytes.
+            read: returns the data of a member, by its index in the layout.
+            unzip: returns the function that unpacks a compressed member and counts what the shard unpacks to.
+
+        Raises `SampleError` when a package that a decoder needs is missing.
+        """
+        try:
+            chosen = self._fields.choose(layout)
+        except SampleError as error:
+            yield Problem(error.field, ABSENT, error.reason)
+            return
+        for field, extension, index in chosen:
+            is_empty = index == ABSENT or (not self._fields.are_all and not sizes[index])
+            if is_empty and field not in self._fields.optional:
+                yield Problem(field, index, "is empty")
+            elif not is_empty:
+                try:
+                    self._decode(extension, read(index), unzip=unzip(index), field=field)
+                except SampleError as error:
+                    if isinstance(error.__cause__, ImportError):  # a decoder lacks its package
+                        raise
+                    yield Problem(field, index, str(error))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,9 @@ from wdsdist.samples.members import Members
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.source import Members as ShardMembers
 from wdsdist.shards.source import ShardSource, picks_of
-
-if TYPE_CHECKING:
-    from wdsdist.shards.quarantine import BadEntry
 
 _AUGMENTATION, _SUBSTITUTE = 3, 4
 """Keep the seeds of samples and the choice of substitutes apart from the keys of the order, which hash others."""
@@ -33,37 +31,27 @@ Misfits = Callable[[int, Int64s, int], Int64s]
 """(shard, samples, index) -> penalty for replacing ``samples[index]`` by each sample; 0 fits."""
 
 
+@dataclass(eq=False)
 class SampleReader:
-    """Makes samples and batches; the part of a data set that does its work in the workers.
+    """Makes samples and batches; the part of a data set that does its work in the workers."""
 
-    Args:
-        source: opens the shards.
-        specs: how samples are made, by the first shard of each data set.
-        seed: the seed of the data set.
-    """
+    source: ShardSource
+    """Opens the shards."""
+    specs: Mapping[int, SampleSpec]
+    """How samples are made, by the first shard of each data set."""
+    seed: int
+    """The seed of the data set."""
+    misfits: Misfits | None = None
+    """Says which samples fit as substitutes, when batches are planned by lengths; without it all do."""
 
-    def __init__(self, source: ShardSource, specs: Mapping[int, SampleSpec], seed: int) -> None:
-        self.source = source
-        self._manifest = source.manifest
-        self.specs = dict(specs)
-        self._first_shards = list(self.specs)
-        self._specs = list(self.specs.values())
-        self._seed = seed
+    def __post_init__(self) -> None:
+        self._manifest, self._seed = self.source.manifest, self.seed
+        self._first_shards, self._specs = list(self.specs), list(self.specs.values())
         self._needs_seeds = any(spec.decoder.is_seeded or is_seeded(spec.transform) for spec in self._specs)
         self._has_transform = any(spec.transform is not None for spec in self._specs)
         self._optional = frozenset[str]().union(*(spec.fields.optional for spec in self._specs))
         self._num_replaced = 0  # samples of the batch that are substitutes
         self._bad: dict[tuple[int, str], tuple[BadEntry, str]] = {}  # the bad samples that the batch met
-        self.misfits: Misfits | None = None
-        """Says which samples fit as substitutes, when batches are planned by lengths; without it all do."""
-
-    def with_manifest(self, manifest: Manifest) -> SampleReader:
-        """Return a reader that makes such samples of other shards, through the same cache."""
-        return SampleReader(self.source.with_manifest(manifest), self.specs, self._seed)
-
-    def with_specs(self, specs: Mapping[int, SampleSpec]) -> SampleReader:
-        """Return a reader of the same shards that makes other samples."""
-        return SampleReader(self.source, specs, self._seed)
 
     @property
     def is_light(self) -> bool:
@@ -211,8 +199,6 @@ class SampleReader:
 
     def _note(self, members: Members, row: int, error: Exception) -> BadEntry:
         """Note a bad sample of the batch, and return its entry in a quarantine file."""
-        from wdsdist.shards.quarantine import BadEntry
-
         (field, reason), shard, part = described(error), members.shards[row], members.parts[row]
         if part and part.total > 1:
             reason += f" (in part {part.number} of {part.total})"

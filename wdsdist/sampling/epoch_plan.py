@@ -133,7 +133,7 @@ class EpochPlan:
         self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
     ) -> Iterator[tuple[int, BatchPlan]]:
         assert self.order is not None
-        order, total = self.order(), self.batches_per_rank
+        order, total = self.order.make(), self.batches_per_rank
         groups = range(worker * group, total, num_workers * group)
         mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
         at_once = _LEAST_AT_ONCE
@@ -152,7 +152,7 @@ class EpochPlan:
         from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched
 
         assert self.order is not None
-        return upcoming(self.order(), self, rank=rank, batch=batch)
+        return upcoming(self.order.make(), self, rank=rank, batch=batch)
 
 
 @dataclass(frozen=True, kw_only=True)

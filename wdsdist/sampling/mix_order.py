@@ -27,6 +27,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -76,19 +77,12 @@ class MixOrder:
         return located[0], located[1], located[2]
 
 
+@dataclass(eq=False)
 class Deal:
     """The interleaving of one epoch: the stream, and the number within it, at each position.
 
     Stream ``k`` gives the samples ``starts[k]`` to ``starts[k] + counts[k]`` of its endless line to the epoch: it goes
     on where it stood at the end of the epoch before.
-
-    Args:
-        weights: the share of each stream; they need not sum to 1.
-        num_samples: the positions in an epoch.
-        lanes: how many positions make a row.
-        seed: decides the phases of the lanes.
-        epoch: which epoch.
-        stratified: whether places keep their even spread, or are scattered within blocks of 1,024 of a lane.
 
     >>> deal = Deal([Fraction(3), Fraction(1)], num_samples=8, lanes=1, seed=0, epoch=0)
     >>> deal.counts
@@ -98,31 +92,35 @@ class Deal:
     [[0, 1, 2, 3, 4, 5], [0, 1]]
     """
 
-    def __init__(
-        self,
-        weights: Sequence[Fraction],
-        *,
-        num_samples: int,
-        lanes: int,
-        seed: int,
-        epoch: int,
-        stratified: bool = True,
-    ) -> None:
-        start = check_integer("epoch", epoch, 0, 2**63 - 1) * num_samples
-        self.num_samples = num_samples
-        self.lanes = lanes
-        self._scatter_key = None if stratified else mix_key(seed, epoch, _PLACES)
+    weights: Sequence[Fraction]
+    """The share of each stream; they need not sum to 1."""
+    _: KW_ONLY
+    num_samples: int
+    """The positions in an epoch."""
+    lanes: int
+    """How many positions make a row."""
+    seed: int
+    """Decides the phases of the lanes."""
+    epoch: int
+    stratified: bool = True
+    """Whether places keep their even spread, or are scattered within blocks of 1,024 of a lane."""
+
+    def __post_init__(self) -> None:
+        start = check_integer("epoch", self.epoch, 0, 2**63 - 1) * self.num_samples
+        seed, weights = self.seed, self.weights
         # Nodes are the streams, then the forks, of which the root is the last. A fork divides what its parent gives it:
         # the places before the epoch, those in it, and the path that leads there.
         forks = list(enumerate(_forks(weights), len(weights)))
-        given: dict[int, tuple[int, int, tuple[int, ...]]] = {len(weights) + len(forks) - 1: (start, num_samples, ())}
+        given: dict[int, tuple[int, int, tuple[int, ...]]] = {
+            len(weights) + len(forks) - 1: (start, self.num_samples, ())
+        }
         self._splits: dict[int, tuple[_Split, int, int]] = {}
         for node, (share, left, right) in reversed(forks):
             start, count, path = given.pop(node)
             key, (numerator, denominator) = mix_key(seed, *path), share.as_integer_ratio()
             # The places before the epoch that go left, and the phase that goes on with.
             before, phase = divmod(start * numerator + mix_key(key, _PHASES) % denominator, denominator)
-            split = _Split(share, phase, count, _lane_order(lanes, len(path) + 1, mix_key(key, _ROTATIONS)))
+            split = _Split(share, phase, count, _lane_order(self.lanes, len(path) + 1, mix_key(key, _ROTATIONS)))
             given[left] = before, split.left_count, (*path, 0)
             given[right] = start - before, count - split.left_count, (*path, 1)
             self._splits[node] = split, left, right
@@ -132,8 +130,7 @@ class Deal:
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return, for each position, its stream and its number within that stream, from 0."""
         streams = np.zeros(positions.shape, np.int64)
-        numbers = positions if self._scatter_key is None else self._scattered(positions, self._scatter_key)
-        numbers = numbers.copy()
+        numbers = positions.copy() if self.stratified else self._scattered(positions)
         chosen = {len(self.starts) + len(self._splits) - 1: np.arange(len(positions))}  # by node
         for node, (split, left, right) in self._splits.items():
             own = chosen.pop(node)
@@ -143,14 +140,14 @@ class Deal:
             streams[own] = stream
         return streams, numbers
 
-    def _scattered(self, positions: Int64s, key: int) -> Int64s:
+    def _scattered(self, positions: Int64s) -> Int64s:
         """Shuffle positions within blocks of their lanes; positions below the last whole row stay."""
         row, lane = np.divmod(positions, self.lanes)
         rows = self.num_samples // self.lanes
         first = row // _SCATTER * _SCATTER
         in_rows = row < rows
         size = np.where(in_rows, np.minimum(_SCATTER, rows - first), row - first + 1)
-        moved = first + permute(row - first, size, mix_keys(key, lane, first))
+        moved = first + permute(row - first, size, mix_keys(mix_key(self.seed, self.epoch, _PLACES), lane, first))
         return np.where(in_rows, moved, row) * self.lanes + lane
 
 

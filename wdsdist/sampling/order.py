@@ -1,7 +1,7 @@
 """The shuffled order of an epoch: which sample stands at which position.
 
 An epoch is a permutation ``G`` of the ``N`` samples: a pure function of the shards' sample counts, the settings and
-the epoch. Both orders answer for any positions at once, as pairs (shard, sample within the shard).
+the epoch. Orders answer for any positions at once, as shard, sample within the shard, and epoch.
 
 ``shard``: shards are permuted and laid on one line; the line is cut into equal *canonical lanes*; position ``i`` is
 offset ``i // C`` of lane ``i % C``; within a lane, samples are permuted inside consecutive windows. A lane is the
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
+
+if TYPE_CHECKING:
+    from wdsdist.shards.manifest import Manifest
 
 OrderName = Literal["shard", "sampler"]
 
@@ -85,9 +88,8 @@ class Order(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochOrder:
-    """The order of one epoch, which is made at the first call: plans need it late, or only the number of samples."""
+class EpochOrder(NamedTuple):
+    """The order of one epoch, which is made late: plans may need no more than the number of samples."""
 
     num_samples: int
     """``N``: the samples in the epoch."""
@@ -95,14 +97,7 @@ class EpochOrder:
     label: str
     """All that the order depends on, but for the samples."""
     make: Callable[[], Order]
-
-    def __call__(self) -> Order:
-        """Return the order."""
-        return self._made
-
-    @functools.cached_property
-    def _made(self) -> Order:
-        return self.make()
+    """Returns the order, always the same."""
 
 
 def default_window(counts: Int64s) -> int:
@@ -131,6 +126,102 @@ def epoch_order(counts: Int64s, settings: OrderSettings, epoch: int, num_samples
             return SamplerOrder(counts, settings, epoch)
         settings = replace(settings, num_canonical_replicas=1)  # the shards as they lie
     return ShardOrder(counts, settings, epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderConfig:
+    """The order of one data set: its samples, and the settings that the user gave.
+
+    Raises `ArgumentError` for a setting that cannot work.
+    """
+
+    manifest: Manifest
+    name: OrderName = "shard"
+    shuffle: bool = True
+    seed: int = 0
+    shuffle_window: int | None = None
+    """Samples that a lane shuffles together; ``None`` for the default."""
+    num_canonical_replicas: int | None = None
+    """Lanes; ``None`` for the world size of the first run."""
+    samples_per_epoch: int | None = None
+    """Length of the epochs; ``None`` for all samples of the data set."""
+
+    def __post_init__(self) -> None:
+        lanes = 1 if self.num_canonical_replicas is None else self.num_canonical_replicas
+        window = 1 if self.shuffle_window is None else self.shuffle_window
+        OrderSettings(name=self.name, seed=self.seed, window=window, num_canonical_replicas=lanes)  # checks them
+        if self.samples_per_epoch is not None:
+            length = check_integer("samples_per_epoch", self.samples_per_epoch, 1, 2**53)
+            if not self.manifest.num_samples:
+                raise ArgumentError(f"samples_per_epoch is {length:,}, but {self.manifest!r} has no samples")
+            object.__setattr__(self, "samples_per_epoch", length)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in an epoch, over all ranks."""
+        return self.samples_per_epoch or self.manifest.num_samples
+
+    @property
+    def mean_sample_bytes(self) -> int:
+        """Bytes that a sample of an epoch takes in its shard, on average."""
+        return self.manifest.mean_sample_bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the samples, wherever they lie: a state must come from the same ones."""
+        return self.manifest.fingerprint
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Further settings that decide the order, for a loader's state."""
+        return {}
+
+    @property
+    def default_window(self) -> int:
+        """Samples that a lane shuffles together unless the user or a state says otherwise."""
+        return default_window(self.manifest.counts)
+
+    def settings(self, world_size: int, state: Mapping[str, Any] | None = None) -> OrderSettings:
+        """Return the settings of the order: as the user gave them, else as in a state, else by the world size."""
+        lanes, window = ((state or {}).get(name) for name in ("num_canonical_replicas", "shuffle_window"))
+        return OrderSettings(
+            name=self.name,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            window=self.shuffle_window or window or self.default_window,
+            num_canonical_replicas=self.num_canonical_replicas or lanes or world_size,
+        )
+
+    def order(self, settings: OrderSettings, epoch: int) -> EpochOrder:
+        """Return the order of an epoch."""
+        return EpochOrder(
+            num_samples=self.num_samples,
+            seed=settings.seed,
+            label=f"{settings} {self.notes} epoch {epoch}",
+            make=functools.cache(functools.partial(self._order, settings, epoch)),
+        )
+
+    def _order(self, settings: OrderSettings, epoch: int) -> Order:
+        return epoch_order(self.manifest.counts, settings, epoch, self.samples_per_epoch)
+
+    def as_in(self, state: Mapping[str, Any]) -> OrderConfig:
+        """Return the configuration over the generation of the data set that a state was saved with.
+
+        That is over its first shards, if they are the state's; else over all.
+        """
+        manifest, total, known = self.manifest, state.get("num_samples"), state.get("fingerprint")
+        if known == manifest.fingerprint or not isinstance(total, int) or manifest.labels != ("",):
+            return self
+        parts = (manifest.prefix(int(last) + 1) for last in np.flatnonzero(manifest.ends == total))
+        part = next((part for part in parts if part.fingerprint == known), None)
+        return self if part is None else replace(self, manifest=part)
+
+    def bytes_at_once(self, settings: OrderSettings, num_replicas: int, ranks: int) -> int:
+        """Return the most bytes of copies that any ``ranks`` of all need at once."""
+        from wdsdist.sampling.shard_schedule import bytes_at_once
+
+        sizes = np.where(self.manifest.is_copied, self.manifest.needed_sizes, 0)
+        return bytes_at_once(self.manifest.counts, sizes, settings, num_replicas=num_replicas, ranks=ranks)
 
 
 class VirtualOrder:
@@ -181,6 +272,7 @@ class SamplerOrder:
         return *split_line(self._ends, self._samples[positions]), np.full(positions.shape, self._epoch)
 
 
+@dataclass(eq=False)
 class LaneWindows:
     """The windows of all lanes of an epoch's order: runs of samples that are shuffled together.
 
@@ -189,18 +281,18 @@ class LaneWindows:
     its first 1/64 is shuffled by itself, then the samples up to 1/16, up to 1/4, and the rest. So the first batches of
     an epoch have samples of all shards of the window, and read a few ranges of bytes of each, which serve several
     batches.
-
-    Args:
-        lengths: int64 [lanes]: samples of each lane.
-        window: the most samples that are shuffled together.
-        key: decides the order of the blocks.
     """
 
-    def __init__(self, lengths: Int64s, window: int, *, key: int) -> None:
-        self._lengths = lengths
-        self._key = key
+    lengths: Int64s
+    """int64 [lanes]: samples of each lane."""
+    window: int
+    """The most samples that are shuffled together."""
+    key: int
+    """Decides the order of the blocks."""
+
+    def __post_init__(self) -> None:
         # As few windows as can be, of like size: a short last one would mix worse than the others.
-        self._size = np.maximum(1, -(-lengths // np.maximum(1, -(-lengths // window))))
+        self._size = np.maximum(1, -(-self.lengths // np.maximum(1, -(-self.lengths // self.window))))
         self._block = np.maximum(1, self._size // _LEAST_BLOCKS)
 
     def find(self, lane: Int64s, offset: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -217,7 +309,7 @@ class LaneWindows:
         return (
             np.where(is_first, stratum, number + len(_STRATA)),
             np.where(is_first, begins, begin),
-            np.where(is_first, ends - begins, np.minimum(first, self._lengths[lane] - begin)),
+            np.where(is_first, ends - begins, np.minimum(first, self.lengths[lane] - begin)),
         )
 
     def in_blocks(self, lane: Int64s, offset: Int64s) -> Int64s:
@@ -229,14 +321,14 @@ class LaneWindows:
         number, within = np.divmod(offset, block)
         # Samples beyond the whole blocks stay behind them. The turn moves other samples there in each epoch.
         whole = np.flatnonzero(number < first // block)
-        number[whole] = permute(number[whole], (first // block)[whole], mix_keys(self._key, lane[whole]))
-        turn = (mix_keys(self._key, lane, 1) >> np.uint64(1)).astype(np.int64)
+        number[whole] = permute(number[whole], (first // block)[whole], mix_keys(self.key, lane[whole]))
+        turn = (mix_keys(self.key, lane, 1) >> np.uint64(1)).astype(np.int64)
         moved[inside] = (number * block + within + turn % first) % first
         return moved
 
     def begins(self, lane: int, together: int = 1) -> Int64s:
         """Return the offsets at which the windows of a lane begin, or every ``together``-th of them."""
-        return np.arange(0, self._lengths[lane], together * self._size[lane])
+        return np.arange(0, self.lengths[lane], together * self._size[lane])
 
 
 class ShardOrder:
@@ -247,7 +339,7 @@ class ShardOrder:
 
     def __init__(self, counts: Int64s, settings: OrderSettings, epoch: int) -> None:
         self._epoch = epoch
-        self._key = mix_key(settings.seed, epoch)
+        self._key = mix_key(mix_key(settings.seed, epoch), _WINDOWS)
         self._shuffle = settings.shuffle
         self.shards = np.arange(len(counts))
         """int64 [pieces]: all shards, as they lie on the line; the shard that a turn has cut stands at both ends."""
@@ -289,7 +381,7 @@ class ShardOrder:
         together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
         return np.append(self._windows.begins(lane, together), length)
 
-    def lane_spans(self, lane: int, begins: Int64s | np.int64, ends: Int64s | np.int64) -> tuple[Int64s, Int64s]:
+    def lane_spans(self, lane: int, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
         """Return which of `shards` hold the samples of a lane from offsets ``begins`` to ``ends``.
 
         Returns:
@@ -302,14 +394,15 @@ class ShardOrder:
 
     def lane_shards(self, lane: int, begin: int, end: int) -> Int64s:
         """Return the shards of a lane from offset ``begin`` to ``end``, in increasing order."""
-        pieces = np.arange(*self.lane_spans(lane, np.int64(begin), np.int64(end)))
+        (first,), (last,) = self.lane_spans(lane, np.array([begin]), np.array([end]))
+        pieces = np.arange(first, last)
         return np.unique(self.shards[pieces[self._is_filled[pieces]]])
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         offset, lane = np.divmod(positions, self.num_lanes)
         if self._shuffle:
             number, begin, size = self._windows.find(lane, offset)
-            offset = begin + permute(offset - begin, size, mix_keys(mix_key(self._key, _WINDOWS), lane, number))
+            offset = begin + permute(offset - begin, size, mix_keys(self._key, lane, number))
             offset = self._windows.in_blocks(lane, offset)
         pieces, samples = split_line(self._ends, self._lane_starts[lane] + offset)
         samples += np.where(pieces == 0, self._first_sample, 0)

@@ -75,7 +75,7 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
         yield from heapq.merge(*lanes, key=attrgetter("first"))
         first = max(first, padded)
     for start in range(first, taken, BLOCK_SAMPLES):
-        yield from _of_block(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
+        yield from _uses(order, plan, rank, range(start, min(start + BLOCK_SAMPLES, taken)))
 
 
 def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first: int) -> Iterator[Use]:
@@ -95,39 +95,26 @@ def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first:
             number = stop
 
 
-def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, shards: Int64s) -> Iterator[Use]:
+def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, window: Int64s | None = None) -> Iterator[Use]:
     """Yield the shards of some steps of a rank in the order of their first use.
 
-    Few steps are looked at: a shard that is not among them counts as used from there on.
+    In a window, of whose shards all are needed to its end, few steps are looked at: a shard that is not among them
+    counts as used from there on. Otherwise each has its own last use, about.
     """
-    last = steps[-1] // plan.batch_size
-    looked = steps[: min(_LOOKS * len(shards), _MOST_LOOKS)]
-    part, located = _located(order, plan, rank, looked)
-    distinct, indexes = np.unique(located, return_index=True)
-    by_first = np.argsort(indexes)
-    for shard, step in zip(distinct[by_first].tolist(), part[indexes[by_first]].tolist(), strict=True):
-        yield Use(step // plan.batch_size, last, shard)
-    if len(looked) < len(steps):
-        for shard in np.setdiff1d(shards, distinct).tolist():
-            yield Use(steps[len(looked)] // plan.batch_size, last, shard)
-
-
-def _of_block(order: Order, plan: EpochPlan, rank: int, steps: range) -> Iterator[Use]:
-    """Yield the shards of some steps of a rank in the order of their first use, each with its own last use, about."""
-    part, shards = _located(order, plan, rank, steps)
-    distinct, firsts = np.unique(shards, return_index=True)
-    lasts = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
-    lasts = np.minimum(lasts // _CLOSELY * _CLOSELY + _CLOSELY, len(shards)) - 1
+    looked = steps if window is None else steps[: min(_LOOKS * len(window), _MOST_LOOKS)]
+    part = np.arange(looked.start, looked.stop, looked.step, dtype=np.int64)
+    located = order.locate(plan.line(part, rank=rank) % plan.num_samples)[0]
+    shards, firsts = np.unique(located, return_index=True)
+    lasts = np.full(len(shards), steps[-1])
+    if window is None:
+        latest = len(part) - 1 - np.unique(located[::-1], return_index=True)[1]
+        lasts = part[np.minimum(latest // _CLOSELY * _CLOSELY + _CLOSELY, len(part)) - 1]
     by_first = np.argsort(firsts)
-    batches = part // plan.batch_size
-    chosen = (batches[firsts], batches[lasts], distinct)
-    yield from map(Use, *(column[by_first].tolist() for column in chosen))
-
-
-def _located(order: Order, plan: EpochPlan, rank: int, steps: range) -> tuple[Int64s, Int64s]:
-    """Return the numbers of some steps of a rank, and the shard of each: int64 [steps] each."""
-    part = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
-    return part, order.locate(plan.line(part, rank=rank) % plan.num_samples)[0]
+    batches = np.stack((part[firsts], lasts))[:, by_first] // plan.batch_size
+    yield from map(Use, *batches.tolist(), shards[by_first].tolist())
+    if window is not None and len(looked) < len(steps):
+        for shard in np.setdiff1d(window, shards).tolist():
+            yield Use(steps[len(looked)] // plan.batch_size, steps[-1] // plan.batch_size, shard)
 
 
 def bytes_at_once(

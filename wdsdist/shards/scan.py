@@ -163,7 +163,7 @@ def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = F
             sizes.append(length)
     except (ShardDamagedError, ValueError) as error:
         reason = str(error) if isinstance(error, ShardDamagedError) else f"{label}: {error}"
-        advice = "" if skip else f": fetch it again, or leave it out with {given('on_error', 'skip')}"
+        advice = "" if skip else f": fetch it again, or index the others with {given('on_error', 'skip')}"
         raise ShardDamagedError(f"{reason}{advice}") from None
     order = np.argsort(np.array(owners, np.int64), kind="stable")
     owner, kind_of, starts, lengths = np.array((owners, ids, offsets, sizes), np.int64)[:, order]

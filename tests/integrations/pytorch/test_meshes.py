@@ -46,7 +46,7 @@ def read(shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any
     for batch in loader:
         numbers += batch["cls"].tolist()
         state = state or loader.state_dict()
-    return numbers, state, data.fingerprint, len(loader)
+    return numbers, state, data.order_config.fingerprint, len(loader)
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def picture_of_image(data: bytes, side: int) -> tuple[bytes, str]:
 
 def size_of(data: bytes) -> tuple[int, int]:
     """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
-    extra("PIL", "view", "showing an image")
+    extra("PIL", "images", "showing an image")
     return EncodedImage(data).size
 
 
@@ -370,7 +370,7 @@ def _levels(array: npt.NDArray[Any]) -> Pixels:
 
 
 def _encoded(pixels: Pixels, size: tuple[int, int], *, is_lossy: bool) -> tuple[bytes, str]:
-    extra("PIL", "view", "showing a picture")
+    extra("PIL", "images", "showing a picture")
     from PIL import Image
 
     image = Image.fromarray(pixels)

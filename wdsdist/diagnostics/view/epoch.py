@@ -78,7 +78,7 @@ def _planned(manifest: Manifest, choice: Choice) -> tuple[Order, EpochPlan]:
     plan = epoch_of(manifest, **choice).plan
     assert isinstance(plan, EpochPlan)
     assert plan.order is not None
-    return plan.order(), plan
+    return plan.order.make(), plan
 
 
 def _made(

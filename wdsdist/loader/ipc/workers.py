@@ -13,8 +13,6 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type:
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.files import open_files_remedy
-from wdsdist._util.host import cpu_count
-from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import SharedMemoryError, StorageError
 from wdsdist.storage.waiting import LongWait
 
@@ -27,14 +25,6 @@ _LOCKS = "/dev/shm"
 """The system keeps the semaphores of queues there."""
 _UNUSABLE = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
 """Error numbers if that folder is full, read-only, closed to this user, or missing."""
-
-_MOST_WORKERS = 8
-"""Most workers of a rank, by default."""
-
-
-def default_workers(ranks: int) -> int:
-    """Return a worker for each core of this rank, one of ``ranks`` on its node, up to a limit."""
-    return min(_MOST_WORKERS, share_of_cores(cpu_count(), ranks))
 
 
 class _ShutdownEvent:

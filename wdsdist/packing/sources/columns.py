@@ -114,7 +114,7 @@ def check_columns(columns: object) -> dict[str, str]:
             )
     extensions = Counter(extension.lower() for _, extension in pairs)
     if twice := [extension for extension, count in extensions.items() if extension and count > 1]:
-        raise ArgumentError(f"columns maps two columns to {twice[0]!r}: map one to another", argument="columns")
+        raise ArgumentError(f"columns maps two columns to {twice[0]!r}: give one another extension", argument="columns")
     return dict(pairs)
 
 

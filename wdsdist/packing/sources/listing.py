@@ -101,8 +101,8 @@ class Listing:
         sizes += 0 if self.classes is None else 2 * BLOCK
         odd = np.setdiff1d(odd, list(self.problems))
         for sample, (key, members) in zip(odd.tolist(), self.samples(odd), strict=True):
-            lengths = ((name, len(file) if isinstance(file, bytes) else file[1]) for name, file in members)
-            sizes[sample] = sum(stored_size(f"{key}.{extension}", size) for extension, size in lengths)
+            own = ((extension, len(file) if isinstance(file, bytes) else file[1]) for extension, file in members)
+            sizes[sample] = sum(stored_size(f"{key}.{extension}", size) for extension, size in own)
         return sizes
 
     def samples(self, numbers: Int64s) -> list[ListedSample]:

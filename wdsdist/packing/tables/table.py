@@ -42,7 +42,6 @@ _VALUES = 1_000_000
 _DATASET_ROWS = 4096
 _KEPT_BYTES = 256 << 20
 """Decoded groups of Parquet that a table keeps for `Table.take`."""
-_TEXTS = {"csv": csv, "tsv": functools.partial(csv, delimiter="\t"), "jsonl": json_lines}
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _log = logging.getLogger("wdsdist")
 
@@ -117,9 +116,8 @@ class Table:
             with reading(self.label):
                 yield from self._read(group, names).to_batches(max_chunksize=rows)
 
-    def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
-        """Return some rows as a ``pyarrow.Table``, in the given order; a row may come several times."""
-        names = self.schema.names if columns is None else list(columns)
+    def take(self, rows: Int64s, names: list[str]) -> Any:
+        """Return some columns of some rows as a ``pyarrow.Table``, in the given order; a row may come several times."""
         groups = np.searchsorted(self.starts, rows, side="right") - 1
         order = np.argsort(groups, kind="stable")
         parts = [self.schema.empty_table().select(names)]
@@ -188,8 +186,7 @@ class _DatasetTable(Table):
         sizes = ((first, min(_DATASET_ROWS, count - first)) for first in range(0, count, _DATASET_ROWS))
         super().__init__(label, self._dataset[:0].schema, (Group(label, *size) for size in sizes))
 
-    def take(self, rows: Int64s, columns: Sequence[str] | None = None) -> Any:
-        names = self.schema.names if columns is None else list(columns)
+    def take(self, rows: Int64s, names: list[str]) -> Any:
         return self._dataset.select_columns(names)[rows.tolist()].select(names)
 
     def _read(self, group: int, names: list[str]) -> Any:  # keeps nothing: the table travels to other processes
@@ -235,8 +232,11 @@ def open_table(
             else:
                 scratch = scratch if scratch is not None and scratch.is_dir() else None
                 bad = dict[int, str]() if skips else None
-                schema, batches = _TEXTS[kind](paths[0], label, bad, scratch)
-                table = Table(label, schema, _groups(batches, label, 1 if kind == "jsonl" else 2), bad)
+                if kind == "jsonl":
+                    first, (schema, batches) = 1, json_lines(paths[0], label, bad, scratch)
+                else:
+                    first, (schema, batches) = 2, csv(paths[0], label, bad, scratch, "," if kind == "csv" else "\t")
+                table = Table(label, schema, _groups(batches, label, first), bad)
     with reading(table.label):  # a name of a column may be no text
         for name, count in Counter(table.schema.names).items():
             if name and count > 1:

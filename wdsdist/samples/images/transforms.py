@@ -19,8 +19,7 @@ import numpy as np
 from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
 from wdsdist._util.validation import as_number, check_integer, check_number
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.samples.images.decode import Encoded, EncodedImage, Pixels, opencv
-from wdsdist.samples.images.header import MAX_PIXELS, check_max_pixels, check_size
+from wdsdist.samples.images.decode import MAX_PIXELS, EncodedImage, Pixels, check_max_pixels, check_size, opencv
 from wdsdist.samples.marks import seeded
 
 __all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
@@ -220,7 +219,7 @@ def image_of(data: Any, max_pixels: int = MAX_PIXELS) -> EncodedImage | Stored:
     return Stored(_within_npy(data, max_pixels)) if data[:6] == NPY_MAGIC else EncodedImage(data, max_pixels)
 
 
-def _within_npy(data: Encoded, max_pixels: int) -> Pixels:
+def _within_npy(data: bytes | memoryview, max_pixels: int) -> Pixels:
     """Return the pixels in a ``.npy`` file, as a view of it."""
     start = npy_header_length(bytes(data[:NPY_PREFIX]))
     layout = npy_layout(bytes(data[:start])) if start <= len(data) else None

@@ -1,10 +1,17 @@
-"""Samples one by one, for a foreign ``DataLoader`` or for none, with a state for each of its workers."""
+"""A data set under foreign loaders: samples one by one, with a state for each worker, and misuse that is refused.
+
+Frameworks would lose samples without a word in some ways. A framework leaves no mark on a data set that it wraps. But
+it stands on the call stack when it asks for samples, and when workers are spawned. The stack is looked at once an
+iteration, and only if a framework is imported that needs it.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -12,41 +19,42 @@ from wdsdist.errors import StateError
 from wdsdist.loader.epoch_planner import State, check_state, identity_of, read_state
 from wdsdist.loader.worker_iterator import EpochStart, WorkerIterator, enter_worker
 from wdsdist.samples.bad_samples import BadSampleLog
-from wdsdist.sampling.order_config import OrderConfig
+from wdsdist.sampling.order import OrderConfig
 from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.sampling.epoch_plan import EpochPlan
 
 Place = tuple[int, int, int, bool | None]
 """Shard, number, epoch and mark of padding of a sample."""
 
 
+@dataclass(eq=False)
 class SampleStream(Iterator[Any]):
     """Iterator over the samples of one worker of one rank, which knows its position at any time."""
 
-    def __init__(
-        self, dataset: StreamingDataset, places: Iterator[Place], position: Position, bad_samples: BadSampleLog | None
-    ) -> None:
-        self._reader = dataset.sample_reader
-        self._places = places
-        self._bad_samples = bad_samples
-        self._next: Place | None = None
-        self._first = position.consumed
-        self.position = position
-        """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
+    reader: SampleReader
+    places: Iterator[Place]
+    position: Position
+    """The epoch, and the samples of this worker's part that were taken; at the end that is all of them."""
+    bad_samples: BadSampleLog | None
+    _next: Place | None = None
+    _taken: int = 0
 
     def __next__(self) -> Any:
         # A sample that raises is the next one again: the iteration neither ends with it nor leaves it out.
-        position = self._next = self._next or next(self._places)
-        sample = self._reader.sample(*position)
-        self._next, self.position = None, self.position._replace(consumed=self.position.consumed + 1)
-        if self._bad_samples is not None and (replaced := self._reader.replaced()) is not None:
-            self._bad_samples.add(replaced, self.position.consumed - self._first)
+        place = self._next = self._next or next(self.places)
+        sample = self.reader.sample(*place)
+        self._next, self._taken = None, self._taken + 1
+        self.position = self.position._replace(consumed=self.position.consumed + 1)
+        if self.bad_samples is not None and (replaced := self.reader.replaced()) is not None:
+            self.bad_samples.add(replaced, self._taken)
         return sample
 
 
+@dataclass(eq=False)
 class PlainProgress:
     """The position of this process in a data set that no `StreamingDataLoader` iterates.
 
@@ -54,10 +62,9 @@ class PlainProgress:
     state is loaded, the rest of its epoch.
     """
 
-    def __init__(self) -> None:
-        self._stream: SampleStream | None = None
-        self._loaded: tuple[Position, OrderConfig, int] | None = None
-        """The position of a state, the order over the generation of the data set that saved it, and who loaded it."""
+    _stream: SampleStream | None = None
+    _loaded: tuple[Position, OrderConfig, int] | None = None
+    """The position of a state, the order over the generation of the data set that saved it, and who loaded it."""
 
     def start(self, dataset: StreamingDataset) -> SampleStream:
         """Start an iteration of this rank's samples, or of this worker's."""
@@ -97,7 +104,7 @@ class PlainProgress:
         left = _num_samples(plan, worker, num_workers) - position.consumed
         bad_samples = dataset.bad_sample_log(position.epoch, left, start.log_prefix)
         places = islice(chain.from_iterable(map(_places, part.plans())), rest, None)
-        self._stream = SampleStream(dataset, places, position, bad_samples)
+        self._stream = SampleStream(dataset.sample_reader, places, position, bad_samples)
         return self._stream
 
     def state(self, dataset: StreamingDataset) -> State:
@@ -158,3 +165,97 @@ def _about(dataset: StreamingDataset, config: OrderConfig, state: Mapping[str, A
         "batch_size": dataset.batch_size or 1,
         "num_workers": enter_worker()[1],
     }
+
+
+# Frameworks.
+
+
+def _callers() -> dict[str, tuple[Any, str]]:
+    """Return the objects whose methods are on the call stack, by class: the nearest of each, and its method's name."""
+    callers: dict[str, tuple[Any, str]] = {}
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):  # to look at the names of a frame keeps alive what they name
+            owner = frame.f_locals.get("self")
+            callers.setdefault(type(owner).__name__, (owner, frame.f_code.co_name))
+        frame = frame.f_back
+    return callers
+
+
+def refuse_second_split(dataset: StreamingDataset) -> None:
+    """Raise `StateError` if a caller would split a rank's samples once more, or save a position one batch ahead."""
+    callers = _callers()
+    for kind in {"IterableDatasetShard", "DataLoaderDispatcher"} & callers.keys():
+        parts = getattr(callers[kind][0], "num_processes", None)
+        if parts is None:  # while the dispatcher is being made
+            from accelerate.state import PartialState
+
+            parts = PartialState().num_processes
+        replicas = dataset.identity().world_size
+        if parts > 1 and replicas > 1:
+            raise StateError(
+                f"{kind} splits this data set among {parts} ranks, which StreamingDataset has done already for "
+                f"{replicas}: each rank would see a part of its part. With Accelerate, prepare a "
+                "wdsdist.StreamingDataLoader instead; with Transformers, train with StreamingTrainer of "
+                "wdsdist.integrations.transformers instead of Trainer, or put its StreamingTrainerMixin before "
+                "yours: class MyTrainer(StreamingTrainerMixin, Trainer): pass"
+            )
+    if {"_FitLoop", "StatefulDataLoader"} <= callers.keys() and "_EvaluationLoop" not in callers:
+        # Lightning draws a batch ahead from a loader without a length, to know the last one.
+        raise StateError(
+            "under Lightning's Trainer a resumed StatefulDataLoader leaves out a batch, because checkpoints are "
+            "one batch ahead: train from a wdsdist.StreamingDataLoader"
+        )
+    webdataset: Any = sys.modules.get("webdataset")
+    for owner, _ in callers.values():
+        if webdataset is None or not isinstance(owner, webdataset.DataPipeline):
+            continue
+        for splitter in (webdataset.split_by_node, webdataset.split_by_worker):
+            if splitter in owner.pipeline and any(stage is dataset for stage in owner.pipeline):
+                raise StateError(
+                    f"{splitter.__name__} would split the samples of this worker once more, and all but its own part "
+                    f"would be lost: take it out of the pipeline"
+                )
+
+
+def refuse_random_split(length: int, num_samples: int) -> None:
+    """Raise if ``torch.utils.data.random_split`` asks a data set for its length, which counts a rank's part.
+
+    Its subsets would have the first ``length`` samples, the same on every rank.
+    """
+    caller = sys._getframe(2)
+    if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("torch.utils.data.dataset", "random_split"):
+        raise StateError(
+            f"random_split would split only the first {length:,} of {num_samples:,} samples, the same on every rank: "
+            f"make views, as in train, val = wdsdist.open(shards).split(train=0.9, val=0.1), and a StreamingDataset of "
+            f"each"
+        )
+
+
+def epoch_that_lightning_sets_up() -> int | None:
+    """Return the epoch that Lightning's ``Trainer`` is about to start, if it asks for a length before it says so.
+
+    Raises `StateError` if it asks once for all epochs: it would end each after as many batches as the first one has.
+    """
+    callers = _callers()
+    loop, function = callers.get("_FitLoop", (None, ""))
+    if loop is None or function != "setup_data":
+        return None
+    trainer = loop.trainer
+    asks_once = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
+    if asks_once and trainer.limit_train_batches == 1.0 and "_EvaluationLoop" not in callers:
+        raise StateError(
+            f"Lightning would end each epoch after as many batches as the first one has, but epochs of planned "
+            f"batches differ, and max_epochs is {trainer.max_epochs}: pass reload_dataloaders_every_n_epochs=1 to "
+            "the Trainer, which then asks for the length of each; or limit_train_batches=<a number that every "
+            "epoch has>"
+        )
+    return int(loop.epoch_progress.current.processed)
+
+
+def is_counted_by_fabric() -> bool:
+    """Return whether Lightning Fabric's loader asks the caller of this for an epoch.
+
+    Fabric counts the iterations of this process. After a restart that is not the epoch, and would discard a state.
+    """
+    return "_FabricDataLoader" in _callers()
