@@ -11,12 +11,12 @@ names them, and two columns, a number and an identifier of 32 digits, stand in f
 
     python tools/bench/bench_columns.py [--samples 1000000] [--shards 100] [--data FOLDER]
 
-Results of ``--samples 100000000 --shards 10000`` on 2 cores, Python 3.11, DuckDB 2.0. *select* and *open*: the faster
-of two runs on 2026-11-25, with the files in the page cache (the other: 4.61 s, and 0.20 to 0.23 s); *open* compares all
-bytes of the view with their digest. *join*: one run on 2026-11-24, beside other programs.
+Results of ``--samples 100000000 --shards 10000`` on 2 cores, Python 3.11, DuckDB 2.0, beside other programs. *select*
+and *open*: 2026-11-25, with the files in the page cache; *open* compares all bytes of the view with their digest.
+*join*: 2026-11-24.
 
-    select: 49,999,801 of 100,000,000 samples in 3.38 s, 1.48 GiB resident at most
-    open:   0.12 s, 4.2 MiB private, 4.00 bytes of file a sample
+    select: 49,999,801 of 100,000,000 samples in 4.61 s, 1.48 GiB resident at most
+    open:   0.20 s, 4.2 MiB private, 4.00 bytes of file a sample
     join:   100,000,000 rows in 129.6 s, 9.92 GiB resident at most
 """
 
