@@ -96,7 +96,7 @@ def planned(kind: str, ranks: int, steps: int, blocks: int) -> dict[str, Any]:
     found, took = [], 0.0
     for seed in range(blocks):
         lengths = lengths_of(count, seed)
-        samples = BlockSamples(lengths, lengths.astype(np.float64), owners, shards=shards)
+        samples = BlockSamples(lengths, owners, shards=shards)
         started = time.process_time()
         plan = plan_block(samples, rule, World(ranks, 8), seed)
         took += time.process_time() - started
@@ -152,7 +152,7 @@ def padded(ranks: int, count: int, size: int = 64) -> list[dict[str, Any]]:
     steps = max(1, count // (ranks * size))
     lengths = lengths_of(ranks * size * steps)
     owners = np.arange(len(lengths)) % ranks
-    samples = BlockSamples(lengths, lengths.astype(np.float64), owners, shards=owners)
+    samples = BlockSamples(lengths, owners, shards=owners)
     ways = {
         "wdsdist, LengthGroups": plan_block(samples, Rule(kind="groups", most=size), World(ranks, 8), 0).samples,
         "as they come": np.arange(len(lengths)),
