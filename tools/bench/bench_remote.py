@@ -34,8 +34,11 @@ seconds per GB; bare requests take 0.25.
 *epoch*: 0.27 GB/s over HTTP and 0.30 from S3, 1.8 times as fast as webdataset (1.7 to 2.6), with 3.8 and 3.9 CPU
 seconds per GB; webdataset takes 6.7. That is 0.29 of 16 bare requests: the epoch lasts 1.5 s, of which 0.37 pass until
 the first batch, and both cores are busy with the server beside it. The first batch came 6.4 round trips of 20 ms beyond
-the local one and the transfer (aim 3), after 0.37 s (0.43 from S3); webdataset's came after 0.27 s. A full garbage
-collection of what torch has imported, 0.1 s, falls into that time in each run. Each shard was sent 1.01 times.
+the local one and the transfer (aim 3), after 0.37 s (0.43 from S3); webdataset's came after 0.27 s. Each shard was
+sent 1.01 times.
+
+All of this was measured before existing objects were left out of garbage collection while a data set opens and workers
+start. Before that, a full collection of 0.1 s fell into the time to each first batch.
 
 *wire*, beside webdataset, from the start of the process:
 
@@ -46,8 +49,9 @@ collection of what torch has imported, 0.1 s, falls into that time in each run. 
 | 1 GB/s | 0 | 1.54 (1.41 to 1.60) | 1.51 | 1.09 (1.07 to 1.12) | 1.12 (1.11 to 1.18) |
 | 1 GB/s | 2 | 1.38 (1.37 to 1.57) | 1.48 | 1.11 (1.10 to 1.21) | 1.09 (0.98 to 1.21) |
 
-Over 100 MB/s, wdsdist reads 69 MB/s and webdataset 73: the process starts for 1.5 s of 6. A view of a tenth moves 1.05
-times the bytes that it needs, single samples the same in one request each. webdataset takes 1.6 times the CPU seconds.
+Over 100 MB/s, wdsdist reads 69 MB/s and webdataset 73: the start of the process takes 1.5 s of 6. A view of a tenth
+moves 1.05 times the bytes that it needs, single samples the same in one request each. webdataset takes 1.6 times the
+CPU seconds.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def check_seconds(name: str, value: object) -> float:
     30.0
     """
     seconds = as_number(value)
-    if seconds is None or not seconds > 0:  # refuses nan too, which compares false with every deadline
+    if seconds is None or not seconds > 0:  # nan is refused too: every comparison with it is false
         raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds above 0", argument=name)
     return float(seconds)
 

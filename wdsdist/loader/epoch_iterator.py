@@ -106,7 +106,7 @@ class EpochMeter:
     log_prefix: str = ""
     """Begins the line of the log."""
     bad_samples: BadSampleLog | None = None
-    """Counts what was replaced; ``None`` if bad samples are errors."""
+    """Log of bad samples that were replaced, with their count; ``None`` if bad samples are errors."""
     clock: Callable[[], float] = time.perf_counter
     """Returns the time in seconds."""
     batches: int = field(default=0, init=False)

@@ -108,7 +108,7 @@ class PlainProgress:
         return self._stream
 
     def state(self, dataset: StreamingDataset) -> State:
-        """Return the position of this process in the epoch, with what identifies data set, order and split."""
+        """Return the state for a checkpoint: the position in the epoch, and the identity of data set and order."""
         position = Position(dataset.chosen_epoch.epoch) if self._stream is None else self._stream.position
         position = self._loaded[0] if self._loaded else position
         return {**_about(dataset, dataset.order_config), "epoch": position.epoch, "taken": position.consumed}
@@ -125,7 +125,7 @@ class PlainProgress:
 
 
 def _warn(dataset: StreamingDataset, epoch: int, num_workers: int) -> None:
-    """Warn of what a foreign loader gets wrong in silence."""
+    """Warn if a foreign ``DataLoader`` loses samples to ``drop_last``, or repeats an order without ``set_epoch``."""
     iterations = dataset.chosen_epoch.count_iteration()
     if iterations == 0 and num_workers > 1 and dataset.batch_size is None:
         warnings.warn(
@@ -155,7 +155,7 @@ def _places(batch: BatchPlan) -> Iterator[Place]:
 
 
 def _about(dataset: StreamingDataset, config: OrderConfig, state: Mapping[str, Any] | None = None) -> State:
-    """Return what a state must have in common with this data set, its order and its split among workers."""
+    """Return the identity of a state, which a resume compares: data set, order, ranks, batch size and workers."""
     world_size = dataset.identity().world_size
     return {
         # What a loader's state calls consumed is another number: neither state can be taken for the other.
@@ -254,7 +254,7 @@ def epoch_that_lightning_sets_up() -> int | None:
 
 
 def is_counted_by_fabric() -> bool:
-    """Return whether Lightning Fabric's loader asks the caller of this for an epoch.
+    """Return whether ``set_epoch`` is called by Lightning Fabric's ``DataLoader`` rather than by the user.
 
     Fabric counts the iterations of this process. After a restart that is not the epoch, and would discard a state.
     """

@@ -1,4 +1,4 @@
-"""Keep the garbage collector from what is there already, while modules are imported or workers are forked."""
+"""Keep existing objects out of garbage collection (``gc.freeze``) while modules are imported or workers forked."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
 
     def _begin(self) -> tuple[Iterator[Any], EpochMeter]:
-        """Start the workers on the next epoch, or on its rest; return their messages, and what measures it."""
+        """Start the workers on the next epoch, or resume one; return their messages, and the meter of throughput."""
         if self._meter is not None:
             self._meter.finish()
         self._end_prefetch()

@@ -370,7 +370,7 @@ class ShardContents:
         )
 
     def _add(self, batch: Batch, sample: Sample, most: int) -> bool:
-        """Add a sample to a write batch, and return whether there was room. An empty batch has room for any sample."""
+        """Add a sample to a batch of writes; return false if it does not fit. An empty batch takes any sample."""
         key, members = sample
         extensions = tuple([extension for extension, _ in members])
         kind = self._kinds.get(extensions)

@@ -378,7 +378,7 @@ def _kept(column: Any, keep: torch.Tensor) -> Any:
 
 
 def _has_rows(value: Any, rows: int) -> bool:
-    """Return whether a value is a column of a batch, as ``default_collate`` makes of a list in each sample."""
+    """Return whether a value is a collated column, with a row for each sample; as ``default_collate`` makes."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return tuple(value.shape[:1]) == (rows,)
     if isinstance(value, Mapping):

@@ -90,7 +90,7 @@ class RawArray:
         return self.dtype.itemsize * math.prod(self.row)  # not numpy's, which is slower than all the rest
 
     def stacked(self, parts: Sequence[memoryview]) -> Stacked | None:
-        """Return members of one size as one tensor, or ``None`` if each has to be decoded by itself."""
+        """Decode a column of raw arrays of one size to one stacked tensor; ``None`` if each decodes alone."""
         size = len(parts[0])
         dtype = torch_dtype(self.dtype)
         if dtype is None or not self._step or size % self._step or any(len(part) != size for part in parts):
@@ -141,7 +141,7 @@ class Step:
         """Whether members stay bytes."""
         own = function.stacked if isinstance(function, RawArray) else stacked_npy if function is read_npy else None
         self.stacked: Callable[[Sequence[memoryview]], Stacked | None] = (not layers and own) or (lambda parts: None)
-        """Stacks the members of a column into one tensor; returns ``None`` if each must be decoded by itself."""
+        """Decodes a column of members to one stacked tensor; returns ``None`` if each needs a decode of its own."""
 
 
 class Decoder:

@@ -103,7 +103,7 @@ class Deal:
     """Decides the phases of the lanes."""
     epoch: int
     stratified: bool = True
-    """Whether places keep their even spread, or are scattered within blocks of 1,024 of a lane."""
+    """Whether data sets are interleaved evenly (stratified), or shuffled within blocks of 1,024 positions of a lane."""
 
     def __post_init__(self) -> None:
         start = check_integer("epoch", self.epoch, 0, 2**63 - 1) * self.num_samples

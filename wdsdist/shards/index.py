@@ -88,7 +88,7 @@ class ShardIndex:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all samples have the same extensions in the same order; false without samples."""
+        """Whether all samples have one layout: the same extensions in the same order; false without samples."""
         members, rest = divmod(len(self.offsets), max(self.num_samples, 1))
         if rest or not members:
             return False

@@ -227,7 +227,7 @@ def expand(shards: Location | Iterable[Location], storage_options: _Options = No
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name is a pattern or list of tars rather than the location of one file or folder.
+    """Return whether a name is a glob, a brace pattern or a ``::`` list of shards, not one file or folder.
 
     >>> [is_pattern(name) for name in ("a-*.tar", "a.tar::b.tar", "*.parquet", "a.tar")]
     [True, True, False, False]

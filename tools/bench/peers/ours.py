@@ -23,7 +23,7 @@ settings = {
 
 
 def load() -> None:
-    """Import what trains, so that no measurement pays for that. Packing is another program."""
+    """Import data set and loader before the measurement begins. Packing is another program, and not imported."""
     import wdsdist
 
     _ = wdsdist.StreamingDataset, wdsdist.StreamingDataLoader  # resolved lazily

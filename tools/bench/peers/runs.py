@@ -90,7 +90,7 @@ def last_line(errors: str, ended: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a trial: compiled modules are kept, as those of installed packages are."""
+    """Return the environment variables of a trial. Python keeps bytecode in it, as it does for installed packages."""
     found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     found |= {"PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])}
     found |= {"HF_HUB_OFFLINE": "1", "LITDATA_DISABLE_VERSION_CHECK": "1", "PYTHONHASHSEED": "0"}

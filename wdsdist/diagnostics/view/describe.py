@@ -342,7 +342,7 @@ def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 
 def has_picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether an array can be shown: numbers [height, width], [height, width, 1, 3 or 4] or [1 or 3, h, w].
+    """Return whether an array is shown as an image: numbers [height, width], [h, w, 1, 3 or 4] or [1 or 3, h, w].
 
     >>> has_picture((3, 8, 8), np.dtype(np.float32)), has_picture((1, 8), np.dtype(np.uint8))
     (True, False)

@@ -133,7 +133,7 @@ class View:
         return Answer([strict_json.dumps(answer).encode()], _JSON, status)
 
     def _answer(self, path: str, query: Query, span: str | None) -> Any:
-        """Return an answer, or data for JSON. Raises ``IndexError`` for what there is not."""
+        """Route a request: return an answer, or data for JSON. Raises ``IndexError`` for an unknown address."""
         match path.split("/"):
             case [""]:
                 return Answer([_STATIC["view.html"]], _TYPES["html"], headers={"content-security-policy": _OF_PAGE})

@@ -221,7 +221,7 @@ def _classes(column: Column, table: Table, mapped: Mapping[str, str]) -> tuple[s
 
 
 def is_bytes(kind: Any) -> bool:
-    """Return whether values of an Arrow type are bytes, or structs of bytes and a path as ``datasets`` has them."""
+    """Return whether an Arrow type is binary, or the struct of bytes and path of images and audio in ``datasets``."""
     if pyarrow().types.is_struct(kind):
         types = {field.name: field.type for field in kind}
         return set(types) == {"bytes", "path"} and is_bytes(types["bytes"])
@@ -229,7 +229,7 @@ def is_bytes(kind: Any) -> bool:
 
 
 def is_numbers(kind: Any) -> bool:
-    """Return whether values of an Arrow type are lists of numbers."""
+    """Return whether an Arrow type is a list of integers or floats, such as token ids or embeddings."""
     types = pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))

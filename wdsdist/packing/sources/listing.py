@@ -67,7 +67,7 @@ class Listing:
     """The samples, by their keys within their folders, with dots that are not escaped. The members are the files; their
     offsets are where an archive holds them, 0 for files of a folder."""
     problems: Mapping[int, str]
-    """What is wrong with a file of a sample, by the sample's number: it cannot be packed."""
+    """Errors of samples that cannot be packed, by the sample's number: what is wrong with one of its files."""
     digest: str
     """A digest of all paths, sizes and times."""
     classes: tuple[str, ...] | None = None

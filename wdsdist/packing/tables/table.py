@@ -56,7 +56,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_dataset(source: object) -> bool:
-    """Return whether an object is a ``datasets.Dataset`` whose rows are its columns, without a custom transform."""
+    """Return whether an object is a Hugging Face ``datasets.Dataset`` without a custom transform of its rows."""
     datasets = sys.modules.get("datasets.arrow_dataset")
     return datasets is not None and isinstance(source, datasets.Dataset) and source.format["type"] != "custom"
 

@@ -135,7 +135,7 @@ class Head:
 
 
 def is_turned(orientation: int) -> bool:
-    """Return whether an EXIF orientation swaps width and height."""
+    """Return whether an EXIF orientation rotates an image by 90 degrees, which swaps width and height."""
     return orientation >= _TURNED
 
 

@@ -55,7 +55,7 @@ class Shard:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the shard is compressed, by its name, so that it is decompressed before it is read."""
+        """Whether the shard is compressed (gzip or zstd), by its name; the cache decompresses it before it is read."""
         return is_compressed(storage.split(self.name)[1])
 
 

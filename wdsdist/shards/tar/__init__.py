@@ -10,7 +10,7 @@ _COMPRESSED = re.compile(r"\.(?:tar\.(?:gz|bz2|xz|zst|lz4|z)|tgz|tbz2?|txz|tzst)
 
 
 def is_compressed(name: str) -> bool:
-    """Return whether a file is a compressed tar, by its name.
+    """Return whether a shard is compressed (gzip or zstd), by the extension of its name.
 
     >>> is_compressed("train-00.tar.zst"), is_compressed("train-00.tar")
     (True, False)
@@ -19,7 +19,7 @@ def is_compressed(name: str) -> bool:
 
 
 def is_tar(name: str) -> bool:
-    """Return whether a file is a tar, compressed or not, by its name.
+    """Return whether a file is a shard, a tar or compressed tar, by the extension of its name.
 
     >>> is_tar("train-00.tgz"), is_tar("train-00.TAR"), is_tar("train-00.tar.wdsindex")
     (True, True, False)

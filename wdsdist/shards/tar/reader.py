@@ -190,7 +190,7 @@ def _check_cut(name: str, size: int, data: int, end: int) -> None:
 
 
 def is_member_at(read: Read, offset: int, name: str, size: int) -> bool:
-    """Return whether the data at an offset of a tar is a regular file of this name and size, by its headers.
+    """Check the tar headers before an offset: return whether a regular member of this name and size lies there.
 
     It is true for every member that `entries` yields, with its offset, name and size.
 
