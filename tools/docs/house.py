@@ -29,10 +29,9 @@ STYLE = (
 
 def modules_of(package: str) -> list[str]:
     """Name the modules of a package; a package inside it ends in a slash."""
-    entries = sorted(path for path in (ROOT / "wdsdist" / package).glob("[!_]*") if path.suffix in ("", ".py"))
-    return [
-        f"{path.name}/" if path.is_dir() else path.stem for path in entries if path.is_dir() or path.suffix == ".py"
-    ]
+    folder = ROOT / "wdsdist" / package
+    packages = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
+    return sorted([*packages, *(path.stem for path in folder.glob("[!_]*.py"))])
 
 
 def text_of(package: str, purpose: str, width: float) -> list[tuple[str, str]]:
