@@ -6,6 +6,7 @@ by which a browser asks nobody for anything.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -98,11 +99,12 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
         words = escape(about["message"] if kind == "error" else _words(about))
         if kind == "image" or about.get("has_picture"):
             try:
-                url = describe.data_url(*describe.picture(reader, sample, member, describe.TILE, style))
+                content, media = describe.picture(reader, sample, member, describe.TILE, style)
             except (WdsdistError, ValueError) as error:
                 kind, words = "error", escape(str(error))
             else:
                 fine, caption = ("", name) if kind == "image" else (" class=fine", f"{name} {words}")
+                url = f"data:{media};base64,{base64.b64encode(content).decode()}"
                 stages.append(
                     f'<span class="stage"><img src="{url}" alt="{name}"{fine}><small>{caption}</small></span>'
                 )

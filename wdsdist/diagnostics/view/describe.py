@@ -1,4 +1,4 @@
-"""Describe members and decoded values as people look at them: as data for a page, and as pictures.
+"""Describe members as people look at them: as data for a page, and as pictures.
 
 A description is a dict with a ``kind``: ``image``, ``array``, ``tokens``, ``number``, ``text``, ``json``, ``audio``,
 ``video``, ``bytes`` or ``error``; its strings have no markup. Nothing is unpickled, and nothing that is cut is read
@@ -7,7 +7,6 @@ beyond its limit. Every picture is encoded again from pixels, so that nothing el
 
 from __future__ import annotations
 
-import base64
 import codecs
 import functools
 import io
@@ -197,23 +196,6 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype)
 
 
-def picture(
-    reader: MemberReader, sample: StoredSample, member: StoredMember, limits: Limits, style: Style
-) -> tuple[bytes, str]:
-    """Return the picture of an image or array in a member, as bytes and media type.
-
-    Raises `SampleError` and ``ValueError`` if it has no picture, and what reading the member raises.
-    """
-    if member.size > _MOST_BYTES:
-        raise SampleError(f"{member.size:,} bytes are more than the {_MOST_BYTES:,} that are shown")
-    name, data = member.extension.lower(), reader.read(sample, member)
-    if name.endswith(".gz"):
-        name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_BYTES)
-    if kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw"):
-        return picture_of_array(array_of(name, data, style), limits.side)
-    return picture_of_image(data, limits.side)
-
-
 def _decoded(name: str, value: Any, limits: Limits, style: Style) -> Description:
     """Describe a value as it decodes; a list of integers is one of token ids."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
@@ -271,40 +253,47 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-def value(field_name: str, value: Any, limits: Limits, style: Style) -> Description:
-    """Describe an entry of a sample as training gets it: decoded and transformed, pictures inlined as data URLs."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
-        described = member(field_name, len(data), lambda start, stop: data[start:stop], limits, style)
-        if described["kind"] == "image":
-            return {**described, "url": data_url(*picture_of_image(data, limits.side))}
-        if described["kind"] in ("audio", "video"):
-            return {"kind": "bytes", "hex": "", "note": f"{described['kind']}, {len(data):,} bytes"}
-        return described
-    if hasattr(value, "detach"):  # a tensor, looked at without importing torch
-        value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-    elif hasattr(value, "getbands"):  # an image of Pillow
-        value = np.asarray(value)
-    described = _decoded(field_name, value, limits, style)
-    if described.get("has_picture"):
-        described["url"] = data_url(*picture_of_array(value, limits.side))
-    return described
+def picture(
+    reader: MemberReader, sample: StoredSample, member: StoredMember, limits: Limits, style: Style
+) -> tuple[bytes, str]:
+    """Return the picture of an image or array in a member, as bytes and media type; an image is upright.
 
+    Values of uint8, bools and floats from 0 to 1 are shown as they are, others from the least to the most.
 
-def data_url(content: bytes, kind: str) -> str:
-    """Return content as a URL that holds it."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def picture_of_image(data: bytes, side: int) -> tuple[bytes, str]:
-    """Return the picture of an encoded image at most ``side`` pixels long and wide, upright, as bytes and media type.
-
-    Raises `SampleError` for what is not an image, is damaged, or has more than 89,478,485 pixels.
+    Raises `SampleError` and ``ValueError`` for a member that has no picture, is damaged, or has more than 89,478,485
+    pixels, and what reading the member raises.
     """
-    size = _fitted(size_of(data), side)
-    pixels, _ = EncodedImage(data).decode(*size)
-    return _encoded(pixels, size, is_lossy=data.startswith(_LOSSY))
+    if member.size > _MOST_BYTES:
+        raise SampleError(f"{member.size:,} bytes are more than the {_MOST_BYTES:,} that are shown")
+    name, data = member.extension.lower(), reader.read(sample, member)
+    if name.endswith(".gz"):
+        name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_BYTES)
+    is_array = kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw")
+    if is_array:
+        array = array_of(name, data, style)
+        if not has_picture(array.shape, array.dtype):
+            raise SampleError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
+        if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
+            array = np.moveaxis(array, 0, 2)
+        step = max(1, math.ceil(max(array.shape[:2]) / (4 * limits.side)))  # no more than a screen needs
+        pixels = _levels(array[::step, ::step])
+        if pixels.ndim == 2 or pixels.shape[2] == 1:
+            pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+        pixels, size = np.ascontiguousarray(pixels[..., :3]), _fitted(pixels.shape[1::-1], limits.side)
+    else:
+        size = _fitted(size_of(data), limits.side)
+        pixels, _ = EncodedImage(data).decode(*size)
+    extra("PIL", "images", "showing a picture")
+    from PIL import Image
+
+    image, stream = Image.fromarray(pixels), io.BytesIO()
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BOX if size[0] * 2 < image.width else Image.Resampling.BILINEAR)
+    if data.startswith(_LOSSY) and not is_array:
+        image.save(stream, "JPEG", quality=88)
+        return stream.getvalue(), "image/jpeg"
+    image.save(stream, "PNG", compress_level=3)
+    return stream.getvalue(), "image/png"
 
 
 def size_of(data: bytes) -> tuple[int, int]:
@@ -313,29 +302,7 @@ def size_of(data: bytes) -> tuple[int, int]:
     return EncodedImage(data).size
 
 
-def picture_of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:
-    """Return a picture of an array at most ``side`` pixels long and wide, as bytes and media type.
-
-    Values of uint8, bools and floats from 0 to 1 are shown as they are, others from the least to the most.
-
-    Raises `SampleError` for an array that `has_picture` denies.
-
-    >>> picture_of_array(np.zeros((4, 6)), 320)[1]
-    'image/png'
-    """
-    if not has_picture(array.shape, array.dtype):
-        raise SampleError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
-    if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        array = np.moveaxis(array, 0, 2)
-    step = max(1, math.ceil(max(array.shape[:2]) / (4 * side)))  # no more than a screen needs, however large it is
-    pixels = _levels(array[::step, ::step])
-    if pixels.ndim == 2 or pixels.shape[2] == 1:
-        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-    size = _fitted((pixels.shape[1], pixels.shape[0]), side)
-    return _encoded(np.ascontiguousarray(pixels[..., :3]), size, is_lossy=False)
-
-
-def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+def _fitted(size: tuple[int, ...], side: int) -> tuple[int, int]:
     """Return the (width, height) at which a picture of a ``size`` is at most ``side`` pixels long and wide."""
     scale = min(1.0, side / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -367,18 +334,3 @@ def _levels(array: npt.NDArray[Any]) -> Pixels:
         low, high = 0.0, 1.0
     values = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
     return (values * 255).round().astype(np.uint8)
-
-
-def _encoded(pixels: Pixels, size: tuple[int, int], *, is_lossy: bool) -> tuple[bytes, str]:
-    extra("PIL", "images", "showing a picture")
-    from PIL import Image
-
-    image = Image.fromarray(pixels)
-    if image.size != size:
-        image = image.resize(size, Image.Resampling.BOX if size[0] * 2 < image.width else Image.Resampling.BILINEAR)
-    stream = io.BytesIO()
-    if is_lossy:
-        image.save(stream, "JPEG", quality=88)
-        return stream.getvalue(), "image/jpeg"
-    image.save(stream, "PNG", compress_level=3)
-    return stream.getvalue(), "image/png"
