@@ -58,15 +58,15 @@ def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | No
     """
     import numpy as np
 
+    from wdsdist.curation.query import is_true
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.describe import Style
-    from wdsdist.diagnostics.view.figures import chosen_by
     from wdsdist.samples.member_reader import MemberReader
     from wdsdist.sampling.permutation import permute
 
     manifest = opened(*shards)
     style, reader = Style.of(manifest), MemberReader(manifest)
-    chosen = None if where is None else chosen_by(manifest, where)
+    chosen = None if where is None else np.flatnonzero(is_true(manifest, where))
     total = manifest.num_samples if chosen is None else len(chosen)
     positions = np.arange(min(check_integer("count", count, 1, 10_000), total))
     if seed is not None:

@@ -14,8 +14,10 @@ from typing import Any
 
 from wdsdist._util.files import atomic_write, writing
 from wdsdist._util.validation import human
+from wdsdist.curation.fields import image_size
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import WdsdistError
+from wdsdist.samples.images.decode import Head
 from wdsdist.samples.member_reader import MemberReader, shard_name
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
@@ -52,7 +54,8 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
         for member, about in describe.members(reader, sample, describe.TILE, style):
             if about["kind"] == "image":
                 try:
-                    words = "{} x {}".format(*describe.size_of(reader.read(sample, member)))
+                    data = reader.read(sample, member)
+                    words = "{} x {}".format(*image_size(Head(memoryview(data), len(data))))
                 except WdsdistError as error:
                     words = f"error: {error}"
             else:

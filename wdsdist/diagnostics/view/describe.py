@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, extension_of
-from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist.curation.fields import array_layout
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
-from wdsdist.samples.images.decode import EncodedImage, Pixels
+from wdsdist.samples.images.decode import EncodedImage, Head, Pixels
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _KINDS = {
 
 _MOST_BYTES = 64 << 20
 """Bytes of a member that is read whole; only the header of a larger one is shown."""
-_SNIFFED = 4096
+_SNIFFED, _NPY_HEADER = 4096, 16 << 10
 _DIGITS = 300
 _DEEPEST = 12
 _LOSSY = (b"\xff\xd8\xff", b"RIFF")
@@ -139,10 +139,7 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
         note = "a pickle, which is not loaded" if kind == "pickle" else ""
         return {"kind": "bytes", "hex": read(0, min(size, limits.bytes)).hex(" "), "note": note}
     if kind == "npy" and size > _MOST_BYTES:
-        header = read(0, min(size, 1 << 14))
-        layout = npy_layout(header[: npy_header_length(header[:NPY_PREFIX])])
-        if layout is None:
-            raise SampleError("it has no header of a .npy file")
+        layout = array_layout(Head(memoryview(read(0, min(size, _NPY_HEADER))), size))
         return {"kind": "array", "dtype": str(layout.dtype), "shape": list(layout.shape), "has_picture": False}
     if size > _MOST_BYTES:
         return {"kind": "bytes", "hex": "", "note": f"{size:,} bytes, more than the {_MOST_BYTES:,} that are decoded"}
@@ -158,7 +155,28 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
         value = array_of(name, data, style)
     else:
         value = json.loads(data) if kind == "json" else DECODERS[name.rpartition(".")[2]](data)
-    return _decoded(name, value, limits, style)
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        about = {"kind": "array", "dtype": str(value.dtype), "shape": list(value.shape)}
+        if value.dtype.kind in "biuf" and value.size:
+            about |= {"least": _shown(value.min()), "most": _shown(value.max())}
+        first = [] if value.dtype.hasobject or value.ndim > 1 else value.reshape(-1)[: limits.tokens].tolist()
+        if value.dtype.kind in "iu" and value.ndim == 1:
+            return {**about, "kind": "tokens", "count": len(value), "ids": list(map(str, first))}
+        if first:
+            about["values"] = list(map(_shown, first))
+        return {**about, "has_picture": has_picture(value.shape, value.dtype)}
+    if isinstance(value, str):
+        return {"kind": "text", "text": value[: limits.text], "is_cut": len(value) > limits.text}
+    if isinstance(value, int | float):
+        about = {"kind": "number", "text": _shown(value)}
+        is_class = name == "cls" and type(value) is int and 0 <= value < len(style.classes)
+        return {**about, "label": style.classes[int(value)]} if is_class else about
+    if isinstance(value, list) and len(value) > 1 and all(type(item) is int for item in value):  # token ids
+        return {"kind": "tokens", "count": len(value), "ids": list(map(str, value[: limits.tokens])), "dtype": "list"}
+    left = [limits.nodes]
+    return {"kind": "json", "tree": _node(value, left, limits.text, 0), "is_cut": left[0] < 0}
 
 
 def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
@@ -196,24 +214,6 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype)
 
 
-def _decoded(name: str, value: Any, limits: Limits, style: Style) -> Description:
-    """Describe a value as it decodes; a list of integers is one of token ids."""
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        value = value.item()
-    if isinstance(value, np.ndarray):
-        return _array(value, limits)
-    if isinstance(value, str):
-        return {"kind": "text", "text": value[: limits.text], "is_cut": len(value) > limits.text}
-    if isinstance(value, int | float):
-        about: Description = {"kind": "number", "text": _shown(value)}
-        is_class = name == "cls" and type(value) is int and 0 <= value < len(style.classes)
-        return {**about, "label": style.classes[int(value)]} if is_class else about
-    if isinstance(value, list) and len(value) > 1 and all(type(item) is int for item in value):
-        return {"kind": "tokens", "count": len(value), "ids": list(map(str, value[: limits.tokens])), "dtype": "list"}
-    left = [limits.nodes]
-    return {"kind": "json", "tree": _node(value, left, limits.text, 0), "is_cut": left[0] < 0}
-
-
 def _node(value: Any, left: list[int], most_text: int, depth: int) -> list[Any]:
     """Return a value as ``[kind, content, total]``: kinds are ``object``, ``list``, ``text`` and ``plain``."""
     left[0] -= 1
@@ -229,24 +229,12 @@ def _node(value: Any, left: list[int], most_text: int, depth: int) -> list[Any]:
         return ["object" if is_object else "list", shown, len(value)]
     if isinstance(value, str):
         return ["text", value[:most_text], len(value)]
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, bytes):
         return ["plain", f"{len(value):,} bytes", 0]
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if isinstance(value, np.ndarray):
         return ["plain", f"{value.dtype} {list(value.shape)}", 0]
     is_word = value is None or isinstance(value, bool)
     return ["plain", json.dumps(value) if is_word else repr(value)[:_DIGITS], 0]
-
-
-def _array(array: npt.NDArray[Any], limits: Limits) -> Description:
-    about: Description = {"kind": "array", "dtype": str(array.dtype), "shape": list(array.shape)}
-    if array.dtype.kind in "biuf" and array.size:
-        about |= {"least": _shown(array.min()), "most": _shown(array.max())}
-    first = [] if array.dtype.hasobject or array.ndim > 1 else array.reshape(-1)[: limits.tokens].tolist()
-    if array.dtype.kind in "iu" and array.ndim == 1:
-        return {**about, "kind": "tokens", "count": len(array), "ids": list(map(str, first))}
-    if first:
-        about["values"] = list(map(_shown, first))
-    return {**about, "has_picture": has_picture(array.shape, array.dtype)}
 
 
 def _shown(value: Any) -> str:
@@ -269,6 +257,9 @@ def picture(
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_BYTES)
     is_array = kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw")
+    extra("PIL", "images", "showing a picture")
+    from PIL import Image
+
     if is_array:
         array = array_of(name, data, style)
         if not has_picture(array.shape, array.dtype):
@@ -281,11 +272,9 @@ def picture(
             pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
         pixels, size = np.ascontiguousarray(pixels[..., :3]), _fitted(pixels.shape[1::-1], limits.side)
     else:
-        size = _fitted(size_of(data), limits.side)
-        pixels, _ = EncodedImage(data).decode(*size)
-    extra("PIL", "images", "showing a picture")
-    from PIL import Image
-
+        encoded = EncodedImage(data)
+        size = _fitted(encoded.size, limits.side)
+        pixels, _ = encoded.decode(*size)
     image, stream = Image.fromarray(pixels), io.BytesIO()
     if image.size != size:
         image = image.resize(size, Image.Resampling.BOX if size[0] * 2 < image.width else Image.Resampling.BILINEAR)
@@ -294,12 +283,6 @@ def picture(
         return stream.getvalue(), "image/jpeg"
     image.save(stream, "PNG", compress_level=3)
     return stream.getvalue(), "image/png"
-
-
-def size_of(data: bytes) -> tuple[int, int]:
-    """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
-    extra("PIL", "images", "showing an image")
-    return EncodedImage(data).size
 
 
 def _fitted(size: tuple[int, ...], side: int) -> tuple[int, int]:

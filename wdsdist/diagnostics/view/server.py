@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+import numpy as np
+
 from wdsdist import storage
 from wdsdist._util import strict_json
 from wdsdist._util.file_types import last_part
@@ -35,6 +37,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
+from wdsdist.curation.query import is_true
 from wdsdist.diagnostics.view import describe, epoch, figures
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
@@ -104,47 +107,43 @@ class View:
         self.shards = list(shards)
         self.style = describe.Style.of(manifest)
         self.reader = MemberReader(manifest)
-        self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, manifest))
+        self._chosen_by = functools.lru_cache(_CHOICES)(lambda where: np.flatnonzero(is_true(manifest, where)))
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
     def answer(self, path: str, query: Query, span: str | None) -> Answer:
         """Answer a request for a path, for part of a member if it has the header ``Range``; errors are strings."""
+        data: Any = None
         status = 200
         try:
-            answer = self._answer(path, query, span)
+            match path.split("/"):
+                case [""]:
+                    return Answer([_STATIC["view.html"]], _TYPES["html"], headers={"content-security-policy": _OF_PAGE})
+                case ["static", name] if name in _STATIC:
+                    return Answer([_STATIC[name]], _TYPES[last_part(name)])
+                case ["member", number, member] if f"{number}{member}".isdecimal():
+                    return self.member(*self._member(int(number), int(member)), span)
+                case ["picture", number, member] if f"{number}{member}".isdecimal():
+                    limits = describe.PAGE if query.get("size") == "page" else describe.TILE
+                    shown = self._member(int(number), int(member))
+                    with self._drawing:
+                        content, kind = describe.picture(self.reader, *shown, limits, self.style)
+                    return Answer([content], kind)
+                case ["api", "data" | "samples" | "problems" | "columns" | "column" | "epoch" as name]:
+                    data = getattr(self, name)(query)
+                case ["api", "sample", number] if number.isdecimal():
+                    data = self.sample(int(number), query)
+                case _:
+                    raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
         except IndexError as error:
-            status, answer = 404, {"error": str(error)}
+            data, status = {"error": str(error)}, 404
         except (WdsdistError, ValueError) as error:
-            status, answer = 422, {"error": str(error)}
+            data, status = {"error": str(error)}, 422
         except Exception as error:
             _log.exception("a request for the page failed")
-            status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
-        if isinstance(answer, Answer):
-            return answer
+            data, status = {"error": f"{type(error).__name__}: {error}"}, 500
         # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
-        return Answer([strict_json.dumps(answer).encode()], _JSON, status)
-
-    def _answer(self, path: str, query: Query, span: str | None) -> Any:
-        """Route a request: return an answer, or data for JSON. Raises ``IndexError`` for an unknown address."""
-        match path.split("/"):
-            case [""]:
-                return Answer([_STATIC["view.html"]], _TYPES["html"], headers={"content-security-policy": _OF_PAGE})
-            case ["static", name] if name in _STATIC:
-                return Answer([_STATIC[name]], _TYPES[last_part(name)])
-            case ["api", "data" | "samples" | "problems" | "columns" | "column" | "epoch" as name]:
-                return getattr(self, name)(query)
-            case ["api", "sample", number] if number.isdecimal():
-                return self.sample(int(number), query)
-            case ["member", number, member] if f"{number}{member}".isdecimal():
-                return self.member(*self._member(int(number), int(member)), span)
-            case ["picture", number, member] if f"{number}{member}".isdecimal():
-                limits = describe.PAGE if query.get("size") == "page" else describe.TILE
-                shown = self._member(int(number), int(member))
-                with self._drawing:
-                    content, kind = describe.picture(self.reader, *shown, limits, self.style)
-                return Answer([content], kind)
-        raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
+        return Answer([strict_json.dumps(data).encode()], _JSON, status)
 
     def data(self, query: Query) -> Any:
         """Return facts about the data set."""
