@@ -166,6 +166,9 @@ def data_download(
     return decorate if function is None else decorate(function)
 
 
+dataDownload = data_download  # noqa: N816 - the spelling that some platforms use
+
+
 def is_running() -> bool:
     """Return whether this thread runs a function that `data_download` decorates."""
     return bool(_thread.__dict__.get("running"))
