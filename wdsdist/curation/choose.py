@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_column, check_integer, counted
 from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
-from wdsdist.errors import ArgumentError, given
+from wdsdist.errors import ArgumentError
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import read_list
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 Keys = Iterable[Any] | str | os.PathLike[str]
+
+_log = logging.getLogger("wdsdist")
 
 
 def select(
@@ -39,7 +42,6 @@ def select(
     on: str = "key",
     sample: int | float | None = None,
     seed: int = 0,
-    allow_empty: bool = False,
 ) -> Manifest:
     """Choose samples; see `Manifest.select`."""
     seed, amount = check_integer("seed", seed, 0, 2**64 - 1), as_number(sample)
@@ -65,7 +67,7 @@ def select(
         chosen = np.argsort(points, kind="stable")[:amount] if is_number else np.flatnonzero(points < amount)
         positions = np.sort(positions[chosen])
         step |= {"sample": amount, "seed": seed}
-    return _view(manifest, positions, step, allow_empty=allow_empty)
+    return _view(manifest, positions, step)
 
 
 def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
@@ -98,9 +100,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     return is_listed, note | {"values": len(listed), "on": on, "samples": int(is_listed.sum())}
 
 
-def split(
-    manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0, allow_empty: bool = False
-) -> tuple[Manifest, ...]:
+def split(manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0) -> tuple[Manifest, ...]:
     """Split the samples into views; see `Manifest.split`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     if not shares:
@@ -119,11 +119,11 @@ def split(
     for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
         inside = np.flatnonzero((points >= first) & (points < last))
         step = {"split": dict(shares), "part": name, "by": by, "seed": seed}
-        views.append(_view(manifest, inside, step, allow_empty=allow_empty))
+        views.append(_view(manifest, inside, step))
     return tuple(views)
 
 
-def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
+def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
     """Repeat samples; see `Manifest.repeat`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     numbers, by = _numbers(manifest, times, "repeat samples")
@@ -133,10 +133,10 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_emp
         counts += _points(manifest, "repeat", seed) < numbers - counts
         step["seed"] = seed
     positions = np.repeat(np.arange(manifest.num_samples), _checked(counts, "repeat samples"))
-    return _view(manifest, positions, step, allow_empty=allow_empty)
+    return _view(manifest, positions, step)
 
 
-def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empty: bool = False) -> Manifest:
+def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1) -> Manifest:
     """Make the parts of each record samples of their own; see `Manifest.explode`."""
     if manifest.has_parts:
         raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
@@ -148,7 +148,7 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empt
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
     parts = np.stack((np.arange(len(positions)) - starts[positions], totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
-    return _view(manifest, positions, step, parts, allow_empty=allow_empty)
+    return _view(manifest, positions, step, parts)
 
 
 def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
@@ -187,19 +187,14 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
     return numbers, f"{counted(len(numbers), 'number')}, one a sample"
 
 
-def _view(
-    manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None, *, allow_empty: bool
-) -> Manifest:
+def _view(manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 
     ``parts`` says the part of its record that each sample is; without it each stays the part that it was.
     """
-    if not len(positions) and not allow_empty:
+    if not len(positions):
         which = f"the part {step['part']!r}" if "part" in step else "the view"
-        raise ArgumentError(
-            f"{which} would have no sample of {manifest.num_samples:,}: allow that with {given('allow_empty', True)}",
-            argument="allow_empty",
-        )
+        _log.warning("%s has no sample of %s", which, f"{manifest.num_samples:,}")
     before = manifest.picks
     stored = positions if before is None else before.positions()[positions]
     if parts is None and before is not None and before.parts is not None:
