@@ -36,7 +36,7 @@ from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
 from wdsdist.storage import engine
-from wdsdist.storage.waiting import Request
+from wdsdist.storage.waiting import LongWait
 
 _BLOCK = 2 << 20
 """Bytes of the blocks of a shard that come with the members of a batch."""
@@ -357,13 +357,13 @@ def _waiter(deadline: storage.Deadline) -> Callable[[CopiedShard], None]:
 
     It warns of long waits, and raises `CacheError` after the deadline.
     """
-    request = Request("", attempt=0, note="another thread or process fetches it")
+    waiting = LongWait()
     turns = pauses(deadline.end, _LONGEST_PAUSE)
     next(turns)
 
     def wait(shard: CopiedShard) -> None:
-        request.location = shard.location
-        request.look()
+        if waiting.is_due():
+            waiting.warn(shard.location, "another thread or process fetches it")
         next(turns, None)
         if not deadline.left():
             # If the store fails for them too, its error says more.
