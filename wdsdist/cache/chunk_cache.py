@@ -232,18 +232,21 @@ class ChunkCache:
         """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
         path, index = self.path(shard), shard.index(deadline)
         content = shard_index.dumps(index)
+        is_whole = shard.is_compressed or self.limit is None
+        room = (chunk_file.room_of if is_whole else chunk_file.overhead)(index.size, len(content))
+        packed = index.file.size if shard.is_compressed and shard.is_remote else 0
         file = LockableFile(path, writable=True, create=True)
         if file.lock(alone=True) and file.is_at(path):
             os.truncate(file.fileno(), 0)
         else:  # another process still uses a damaged or old copy
             file.move_to_memory()
         try:
+            if not (file.is_in_memory or self.catalog.reserve(shard.key, room + packed, source=shard.source)):
+                self._give_up(shard, file)
             if shard.is_compressed:
-                packed = index.file.size if shard.is_remote else 0
-                self._reserve(shard, file, packed + chunk_file.room_of(index.size, len(content)))
                 self._unpack(shard, index, file, deadline)
-            room = chunk_file.room_of if shard.is_compressed or self.limit is None else chunk_file.overhead
-            self._reserve(shard, file, room(index.size, len(content)))
+            if packed and not file.is_in_memory:  # its room is free again
+                self.catalog.reserve(shard.key, room, source=shard.source)
             chunk_file.initialise(
                 file, index.size, source=shard.source, index=len(content), is_whole=shard.is_compressed
             )
@@ -283,11 +286,6 @@ class ChunkCache:
                     if is_last:
                         raise
                     self.count(retries=1)
-
-    def _reserve(self, shard: CopiedShard, file: LockableFile, room: int) -> None:
-        """Reserve room for a new copy, so many bytes in all; without room, move its file to memory."""
-        if not (file.is_in_memory or self.catalog.reserve(shard.key, room, most=room, source=shard.source)):
-            self._give_up(shard, file)
 
     def _give_up(self, shard: CopiedShard, file: LockableFile) -> None:
         """Delete a new cached copy of a shard, and continue with a file in memory."""
