@@ -38,8 +38,6 @@ from wdsdist.shards.source import CacheOptions, Counters, Members
 from wdsdist.storage import engine
 from wdsdist.storage.waiting import LongWait
 
-_BLOCK = 2 << 20
-"""Bytes of the blocks of a shard that come with the members of a batch."""
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
@@ -130,7 +128,7 @@ class ChunkCache:
     ) -> list[OpenCopy]:
         """Fetch chunks into copies, and wait for chunks that other threads and processes fetch.
 
-        For copies in ``along``, the blocks around these chunks are fetched too, as the next batches need them: the
+        For copies in ``along``, whole requests around these chunks are made, as the next batches need the rest: the
         order begins with few ranges of many shards.
 
         Returns the copies for whose chunks there is no room, which are not fetched.
@@ -148,8 +146,8 @@ class ChunkCache:
             with contextlib.ExitStack() as stack:
                 for copy, chunks in wanted:
                     if copy in along:
-                        starts = np.unique(chunks * CHUNK // _BLOCK) * _BLOCK
-                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + _BLOCK, copy.chunks.size))
+                        starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
+                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.chunks.size))
                     claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
                     if not self._has_room(copy, claim):
                         full.append(copy)
