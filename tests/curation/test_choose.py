@@ -52,7 +52,7 @@ def keys(view: Manifest) -> list[str]:
 def test_a_view_has_the_samples_that_brute_force_finds(
     data: Manifest, least: int, wanted: set[str], unwanted: set[str]
 ) -> None:
-    view = data.select(f'"txt.bytes" >= {least}', keys=wanted or None, exclude=unwanted or None)
+    view = data.select(f'"txt.bytes" >= {least}', keys=wanted or None, exclude=unwanted or None, allow_empty=True)
     expected = [
         key
         for key, size in zip(KEYS, TEXTS, strict=True)
@@ -66,8 +66,8 @@ def test_a_view_has_the_samples_that_brute_force_finds(
 @fewer(10)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least: int, most: int) -> None:
-    both = data.select(f'"bytes" >= {least}').select(f'"bytes" <= {most}')
-    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}'))
+    both = data.select(f'"bytes" >= {least}', allow_empty=True).select(f'"bytes" <= {most}', allow_empty=True)
+    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}', allow_empty=True))
     assert both.whole.fingerprint == data.fingerprint
     assert [step["samples_after"] for step in both.made_by] == [int((np.array(TEXTS) >= least).sum()), both.num_samples]
 
@@ -75,7 +75,7 @@ def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least
 def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
     assert keys(data.select("\"key\" LIKE 's2/%' AND \"shard\" = '2.tar'")) == [key for key in KEYS if key[:2] == "s2"]
     assert keys(data.select("1 = 1")) == KEYS
-    assert keys(data.select("NULL")) == []
+    assert keys(data.select("NULL", allow_empty=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -206,19 +206,21 @@ def test_a_list_that_no_sample_is_in_is_refused_with_values_of_each_column(tmp_p
         data.select(exclude=["http://h/3.jpg"], on="json.ulr")
     with pytest.raises(ArgumentError, match=r"which has '-1'; samples have bytes '34', key"):
         data.select(exclude=[-1], on="bytes")
-    assert keys(data.select(keys=[], exclude=["000000001"])) == []
+    assert keys(data.select(keys=[], exclude=["000000001"], allow_empty=True)) == []
     plain = wdsdist.pack([{"json": b'"a"'}, {"json": b"3"}], tmp_path / "plain")
     with pytest.raises(ArgumentError, match="no sample's key is in"):
         plain.select(keys=["a"])
 
 
-def test_a_view_without_samples_is_a_warning(data: Manifest, caplog: pytest.LogCaptureFixture) -> None:
-    for view in (data.select('"bytes" < 0'), data.repeat(0), data.explode(0), data.split(a=1e-9, b=0.5)[0]):
-        assert view.num_samples == 0
-        with pytest.raises(ArgumentError, match="no samples: nothing can be read"):
-            len(wdsdist.StreamingDataLoader(wdsdist.StreamingDataset(view, num_replicas=1, rank=0), num_workers=0))
-    warned = [record.getMessage() for record in caplog.records]
-    assert warned == [f"{which} has no sample of 8" for which in [*["the view"] * 3, "the part 'a'"]]
+def test_a_view_without_samples_is_refused(data: Manifest) -> None:
+    for made in (
+        lambda **more: data.select('"bytes" < 0', **more), lambda **more: data.repeat(0, **more),
+        lambda **more: data.explode(0, **more), lambda **more: data.split(a=1e-9, b=0.5, **more),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=r"would have no sample of 8: .*allow_empty=True") as refused:
+            made()
+        assert refused.value.argument == "allow_empty"
+        made(allow_empty=True)
 
 
 def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) -> None:
@@ -238,17 +240,21 @@ def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 2**64 - 1))
 def test_parts_are_disjoint_and_shares_of_one_cover_all(data: Manifest, weights: list[int], seed: int) -> None:
     shares = {f"part{number}": weight / sum(weights) for number, weight in enumerate(weights)}
-    parts = data.split(seed=seed, **shares)
+    parts = data.split(seed=seed, allow_empty=True, **shares)
     assert len(parts) == len(weights)
     assert sorted(key for part in parts for key in keys(part)) == sorted(KEYS)
 
 
 def test_a_sample_keeps_its_side_as_data_grows_and_groups_stay_together(data: Manifest) -> None:
     some = data.select(exclude=KEYS[:4])
-    for part, of_some in zip(data.split(a=0.5, b=0.5), some.split(a=0.5, b=0.5), strict=True):
+    for part, of_some in zip(
+        data.split(a=0.5, b=0.5, allow_empty=True), some.split(a=0.5, b=0.5, allow_empty=True), strict=True
+    ):
         assert keys(of_some) == [key for key in keys(part) if key not in KEYS[:4]]
     for seed in range(10):
-        sides = [set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed)]
+        sides = [
+            set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed, allow_empty=True)
+        ]
         assert not sides[0] & sides[1]
 
 
@@ -270,7 +276,7 @@ def test_samples_are_repeated_as_a_number_or_a_column_says(data: Manifest) -> No
     assert Counter(keys(data.repeat(3))) == dict.fromkeys(KEYS, 3)
     expected = Counter({key: size for key, size in zip(KEYS, TEXTS, strict=True) if size})
     assert Counter(keys(data.repeat("txt.bytes"))) == expected
-    assert data.repeat(0).num_samples == 0
+    assert data.repeat(0, allow_empty=True).num_samples == 0
     counts = Counter(keys(data.repeat(1.5)))
     assert set(counts) == set(KEYS)
     assert set(counts.values()) == {1, 2}
@@ -310,7 +316,7 @@ def test_parts_are_chosen_split_and_repeated_as_samples_are(data: Manifest) -> N
         (key, part) for key in KEYS[:2] for part in (1, 2, 1, 2)
     ]
     assert some.repeat(2).column("__part__").tolist() == [1, 1, 2, 2] * 4
-    for parts in view.split(a=0.5, b=0.5):
+    for parts in view.split(a=0.5, b=0.5, allow_empty=True):
         assert set(Counter(keys(parts)).values()) <= {6}, "parts of a record are on one side"
     assert view.made_by[-1] == {"explode": 3, "samples_before": 14, "samples_after": 42}
     assert view.prefix(2).column("__part__").tolist() == [0, 1, 2] * 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_column, check_integer, counted
 from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import read_list
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 Keys = Iterable[Any] | str | os.PathLike[str]
-
-_log = logging.getLogger("wdsdist")
 
 
 def select(
@@ -42,6 +39,7 @@ def select(
     on: str = "key",
     sample: int | float | None = None,
     seed: int = 0,
+    allow_empty: bool = False,
 ) -> Manifest:
     """Choose samples; see `Manifest.select`."""
     seed, amount = check_integer("seed", seed, 0, 2**64 - 1), as_number(sample)
@@ -67,7 +65,7 @@ def select(
         chosen = np.argsort(points, kind="stable")[:amount] if is_number else np.flatnonzero(points < amount)
         positions = np.sort(positions[chosen])
         step |= {"sample": amount, "seed": seed}
-    return _view(manifest, positions, step)
+    return _view(manifest, positions, step, allow_empty=allow_empty)
 
 
 def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
@@ -100,7 +98,9 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     return is_listed, note | {"values": len(listed), "on": on, "samples": int(is_listed.sum())}
 
 
-def split(manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0) -> tuple[Manifest, ...]:
+def split(
+    manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0, allow_empty: bool = False
+) -> tuple[Manifest, ...]:
     """Split the samples into views; see `Manifest.split`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     if not shares:
@@ -119,11 +119,11 @@ def split(manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed
     for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
         inside = np.flatnonzero((points >= first) & (points < last))
         step = {"split": dict(shares), "part": name, "by": by, "seed": seed}
-        views.append(_view(manifest, inside, step))
+        views.append(_view(manifest, inside, step, allow_empty=allow_empty))
     return tuple(views)
 
 
-def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
     """Repeat samples; see `Manifest.repeat`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     numbers, by = _numbers(manifest, times, "repeat samples")
@@ -133,10 +133,10 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0) -> Manife
         counts += _points(manifest, "repeat", seed) < numbers - counts
         step["seed"] = seed
     positions = np.repeat(np.arange(manifest.num_samples), _checked(counts, "repeat samples"))
-    return _view(manifest, positions, step)
+    return _view(manifest, positions, step, allow_empty=allow_empty)
 
 
-def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1) -> Manifest:
+def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empty: bool = False) -> Manifest:
     """Make the parts of each record samples of their own; see `Manifest.explode`."""
     if manifest.has_parts:
         raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
@@ -148,7 +148,7 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1) -> Manifes
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
     parts = np.stack((np.arange(len(positions)) - starts[positions], totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
-    return _view(manifest, positions, step, parts)
+    return _view(manifest, positions, step, parts, allow_empty=allow_empty)
 
 
 def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
@@ -187,14 +187,19 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
     return numbers, f"{counted(len(numbers), 'number')}, one a sample"
 
 
-def _view(manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None) -> Manifest:
+def _view(
+    manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None, *, allow_empty: bool
+) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 
     ``parts`` says the part of its record that each sample is; without it each stays the part that it was.
     """
-    if not len(positions):
+    if not len(positions) and not allow_empty:
         which = f"the part {step['part']!r}" if "part" in step else "the view"
-        _log.warning("%s has no sample of %s", which, f"{manifest.num_samples:,}")
+        raise ArgumentError(
+            f"{which} would have no sample of {manifest.num_samples:,}: allow that with {given('allow_empty', True)}",
+            argument="allow_empty",
+        )
     before = manifest.picks
     stored = positions if before is None else before.positions()[positions]
     if parts is None and before is not None and before.parts is not None:
