@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support import tars
 from tests.support.examples import fewer
-from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
+from tests.support.web import Answer, Asked, answering, served
+from wdsdist.curation import choose
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SourceError, StorageError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 
@@ -221,6 +222,66 @@ def test_a_view_without_samples_is_refused(data: Manifest) -> None:
             made()
         assert refused.value.argument == "allow_empty"
         made(allow_empty=True)
+
+
+# refresh
+
+
+def grown(folder: Path, numbers: range) -> Manifest:
+    samples = ({"__key__": f"{n:03}", "json": {"n": n}, "txt": "x" * n} for n in numbers)
+    append = (folder / "index.json").exists()
+    return wdsdist.pack(samples, folder, shuffle_seed=None, shard_samples=10, append=append)
+
+
+def test_a_view_is_made_again_by_its_recorded_way_with_the_views_that_it_was_made_of(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(40)).add_columns(fields=["json.n"], workers=1)
+    (tmp_path / "optout.txt").write_text("007\n011\n")
+    even = data.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt").save(tmp_path / "odd")
+    half = wdsdist.open(even).split(a=0.5, b=0.5)[1].save(tmp_path / "half")
+    [left_out, *_] = keys(wdsdist.open(half))
+    last = wdsdist.open(half).select(exclude=[left_out]).repeat("json.n").explode(2).save(tmp_path / "last")
+    grown(tmp_path / "data", range(40, 60))
+    (tmp_path / "optout.txt").write_text("007\n011\n041\n")
+    with pytest.raises(ArgumentError, match="run `wdsdist columns` on it"):
+        choose.refresh(last)
+    today = wdsdist.open(tmp_path / "data").add_columns(workers=1)
+    made = choose.refresh(last)
+    assert [path for path, _ in made] == [even, half, last]
+    expected = today.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt")
+    assert keys(wdsdist.open(even)) == keys(expected)
+    expected = expected.split(a=0.5, b=0.5)[1]
+    assert keys(wdsdist.open(half)) == keys(expected)
+    assert keys(wdsdist.open(last)) == keys(expected.select(exclude=[left_out]).repeat("json.n").explode(2))
+
+
+def test_a_view_that_holds_no_way_to_make_it_again_is_refused(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    with pytest.raises(ArgumentError, match="no column '20 numbers, one a sample'"):
+        choose.refresh(data.repeat([2] * 20).save(tmp_path / "view"))
+    many = [*data.column("key")[:5], *(f"no{n}" for n in range(1000))]
+    with pytest.raises(NotFoundError, match="1,005 values does not exist"):
+        choose.refresh(data.select(keys=many).save(tmp_path / "view"))
+
+
+def test_a_view_is_made_again_by_a_list_in_a_store_only_if_the_user_allows_it(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "optout.txt").write_text("007\n")
+    with served(tmp_path / "lists") as web:
+        path = data.select(exclude=f"{web.url}/optout.txt").save(tmp_path / "view")
+        web.asked.clear()
+        with pytest.raises(IndexFormatError, match=r"made with the list http://.*optout\.txt: .*allow_elsewhere=True"):
+            choose.refresh(path)
+        assert not web.asked
+        assert [view.num_samples for _, view in choose.refresh(path, allow_elsewhere=True)] == [19]
+
+
+def test_only_views_are_written_over(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    path = wdsdist.open(data.select('"bytes" > 1').save(tmp_path / "first")).select(sample=3).save(tmp_path / "second")
+    (tmp_path / "first").write_text("notes")
+    assert [place for place, _ in choose.refresh(path)] == [path]
+    assert (tmp_path / "first").read_text() == "notes"
 
 
 def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsdist.cli.options import access, command, opened
+from wdsdist._util.validation import counted
+from wdsdist.cli.options import access, command, how_to_open, opened
 from wdsdist.cli.output import described, say
 from wdsdist.errors import DestinationExistsError
 
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     "wdsdist select shards views/large --where '\"jpg.width\" >= 256'",
     "wdsdist select shards views/some --exclude bad.jsonl --sample 0.1",
     which_samples="where keys exclude on sample",
-    advanced="repeat seed allow_empty",
+    advanced="repeat seed refresh allow_empty",
 )
-@click.argument("shards")
-@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("shards", required=False)
+@click.argument("destination", type=click.Path(path_type=Path), required=False)
 @click.option("--where", metavar="SQL", help="Samples for which an expression over columns is true.")
 @click.option("--keys", metavar="FILE", help="Samples in this list: lines, JSON, JSON Lines, CSV, Parquet or .npy.")
 @click.option("--exclude", metavar="FILE", help="Samples that are not in this list, such as a quarantine file.")
@@ -31,18 +32,29 @@ if TYPE_CHECKING:
 @click.option("--sample", metavar="N", help="Random choice of these samples: a number, or a share such as 0.1.")
 @click.option("--repeat", metavar="N", help="Take each sample N times, or as often as a column says.")
 @click.option("--seed", type=int, metavar="N", default=0, help="Seed of --sample and --repeat.")
+@click.option(
+    "--refresh", metavar="VIEW", type=click.Path(dir_okay=False), help="Make a view and its source views again."
+)
 @click.option("--allow-empty", is_flag=True, help="Save a view even if it has no samples.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing view.")
 @access
 def select(
-    shards: str, destination: Path, sample: str | None, repeat: str | None, allow_empty: bool, overwrite: bool,
-    **chosen_by: Any,
+    shards: str | None, destination: Path | None, sample: str | None, repeat: str | None, refresh: str | None,
+    allow_empty: bool, overwrite: bool, **chosen_by: Any,
 ) -> None:  # fmt: skip
     """Choose samples of SHARDS, and save them as a view.
 
     The shards stay unchanged. The view is the file DESTINATION; every command and StreamingDataset takes a view instead
     of shards. `wdsdist info SHARDS` names the columns that --where can use, and `wdsdist columns` adds more.
     """
+    if refresh is not None:
+        from wdsdist.curation.choose import refresh as make_again
+
+        for path, view in make_again(refresh, allow_empty=allow_empty, **how_to_open()):
+            say(f"{path}: {counted(view.num_samples, 'sample')}")
+        return
+    if shards is None or destination is None:
+        raise click.UsageError("name SHARDS and the DESTINATION, or a view with --refresh")
     _check_free(destination, overwrite)
     manifest = opened(shards)
     seed = chosen_by["seed"]

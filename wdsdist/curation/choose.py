@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +15,23 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import as_number, check_column, check_integer, counted
+from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
 from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
-from wdsdist.errors import ArgumentError, given
+from wdsdist.errors import ArgumentError, IndexFormatError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import read_list
+from wdsdist.shards import view_file
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 Keys = Iterable[Any] | str | os.PathLike[str]
+
+_FEW = 1000
+"""Values of a list that a view holds, so that it can be made again."""
 
 
 def select(
@@ -91,6 +95,8 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     elif isinstance(values, Iterable) and not isinstance(values, bytes):
         listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
         label = note["from"] = counted(len(listed), "value")
+        if len(listed) <= _FEW:
+            note["list"] = listed.cast("large_string").to_pylist()
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
@@ -161,8 +167,67 @@ def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
     return counts.astype(np.int64)
 
 
+def refresh(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
+    allow_empty: bool = False,
+) -> list[tuple[Path, Manifest]]:
+    """Make a saved view again by its recorded steps, of the samples that its data set has now.
+
+    Views that it was made of are made again, too. Returns the paths that were written, and their views.
+
+    Raises `ArgumentError` for a step that cannot be repeated, such as a list of keys that was no file.
+    """
+    from wdsdist.shards.open import open as open_data
+
+    own = check_path("path", path).absolute()
+    named = storage.named(storage_options, [str(own)])
+    _, origin, header = view_file.read(str(own), named, allow_elsewhere=allow_elsewhere)
+    current = open_data(origin, storage_options=storage_options, allow_elsewhere=allow_elsewhere)
+    views: list[tuple[Path, Manifest]] = []
+    for step in header["made_by"]:
+        parent = Path(str(step.get("view") or own))
+        if parent != own and current.picks is not None and view_file.is_view(str(parent), named):
+            views.append((parent, current))
+        current = _again(current, step, allow_elsewhere=allow_elsewhere, allow_empty=allow_empty)
+    views.append((own, current))
+    for location, view in views:  # all are made before the first is written
+        view_file.save(view, location)
+    return views
+
+
+def _again(data: Manifest, step: dict[str, Any], *, allow_elsewhere: bool, allow_empty: bool) -> Manifest:
+    """Return the view that a recorded step makes of a data set.
+
+    Raises `IndexFormatError` for a list in a store, unless the user allows it, as for the data set of a view.
+    """
+    options: dict[str, Any] = {name: step[name] for name in ("where", "sample", "seed", "by", "per") if name in step}
+    options["allow_empty"] = allow_empty
+    match step:
+        case {"split": dict(shares), "part": str(part)}:
+            return split(data, dict(shares), **options)[list(shares).index(part)]
+        case {"repeat": times}:
+            return repeat(data, times, **options)
+        case {"explode": by}:
+            return explode(data, by, **options)
+    for name in ("keys", "exclude"):
+        if note := step.get(name):
+            options |= {name: note.get("list", note["from"]), "on": note["on"]}
+            if isinstance(options[name], str) and storage.is_remote(options[name]) and not allow_elsewhere:
+                raise IndexFormatError(
+                    f"the view was made with the list {storage.shown(options[name])}: if you know it and want it, pass "
+                    f"{given('allow_elsewhere', True)}"
+                )
+    return select(data, **options)
+
+
 def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.NDArray[np.float64], str | float]:
-    """Return repeat counts or lengths, float64 [samples], of a number, column or array, and their note for the view."""
+    """Return repeat counts or lengths, float64 [samples], of a number, column or array, and their note for the view.
+
+    A view cannot be made again by an array, which it does not hold.
+    """
     if isinstance(values, str):
         column = columns.column(manifest, values)
         if str(column.type) == "large_string":
@@ -206,6 +271,8 @@ def _view(
         parts = before.parts[positions]
     picks = Picks.of_positions(manifest.whole.counts, stored, parts)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(positions)}
+    if before is not None and before.path:
+        about["view"] = before.path
     return manifest.chosen(picks, (*manifest.made_by, about))
 
 
