@@ -22,7 +22,7 @@ from wdsdist.errors import DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Destination, Job, records
 from wdsdist.packing.members import Sample, broken, sample_size
 from wdsdist.packing.options import Options
-from wdsdist.packing.plan import PackPlan, shard_name, shard_number
+from wdsdist.packing.plan import PackPlan, shard_name
 from wdsdist.packing.reencoding import prepared
 from wdsdist.packing.sources.source import Source
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
@@ -51,9 +51,9 @@ def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgres
 
 
 def write_planned(
-    source: Source, plan: PackPlan, target: Destination, job: Job, options: Options, show: ShowProgress, first: int
+    source: Source, plan: PackPlan, target: Destination, job: Job, options: Options, show: ShowProgress
 ) -> list[WrittenShard]:
-    """Write the shards of a plan that are not there yet, the first with the number ``first``; return all, in order.
+    """Write the shards of a plan that are not there yet, and return all, in order.
 
     ``job`` is on record at the destination: workers elsewhere recognise the destination by it.
 
@@ -62,7 +62,7 @@ def write_planned(
     contents, counts, sizes = source.contents, np.diff(plan.cuts).tolist(), plan.sizes.tolist()
     done: dict[int, WrittenShard] = {}
     progress = ShardsProgress(0, len(plan), 0, sum(sizes), 0, len(source), left_out=len(contents.left_out))
-    names, present = [shard_name(first + number, options.compress) for number in range(len(plan))], target.sizes()
+    names, present = [shard_name(job.first + number, options.compress) for number in range(len(plan))], target.sizes()
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         index = whole_index(target, name, present.get(name), options.on_error)
         if index is not None and index.num_samples + len(index.left_out) == count:
@@ -145,10 +145,6 @@ def write_in_order(
         shards.append(write_shard(target, name, own, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)
-    # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
-    for name in target.sizes():
-        if shard_number(name) >= first + len(shards):
-            target.remove(name)
     return shards
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,6 @@ from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import Report
-
-Announce = Callable[[Recognised], None]
-"""Is called with what a source was recognised as, before anything is written."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -162,7 +159,6 @@ def pack_splits(
     dest: str | os.PathLike[str],
     *,
     progress: Report = None,
-    announce: Announce | None = None,
     **options: Any,
 ) -> dict[str, Manifest]:
     """Pack each folder such as ``train`` and ``val`` of a source into a data set of its own, such as ``dest/train``.
@@ -175,7 +171,7 @@ def pack_splits(
     checked = Options(**options)
     splits = splits_of(source, _for_source(source, Destination.of(dest, checked.storage_options), checked))
     return {
-        split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress, announce)
+        split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress)
         for split, own in splits.items()
     }
 
@@ -222,11 +218,10 @@ def run(
     dest: str | os.PathLike[str],
     options: Options,
     progress: Report = None,
-    announce: Announce | None = None,
 ) -> Manifest:
     """Pack a source, or one split of it, as `pack` does.
 
-    ``progress`` is called before the first shard is written and after each, ``announce`` once before.
+    ``progress`` is called before the first shard is written and after each.
     """
     target = Destination.of(dest, options.storage_options)
     about = _for_source(source, target, options)
@@ -255,13 +250,10 @@ def run(
     with destination.locked(target):  # the process that held it before may have finished the same job
         if (finished := destination.finished(target, job, options)) is not None:
             return finished
-        if announce is not None:
-            announce(Recognised.of(listed))
-        elif _log.isEnabledFor(logging.INFO):
-            for line in Recognised.of(listed).lines:
-                _log.info("%s", line)
+        for line in Recognised.of(listed).lines:
+            _log.info("%s", line)
         known = target.data_set() if options.append else None
-        plan, first = None, 0
+        plan = None
         if not listed.is_stream:
             plan = make_plan(
                 planned_sizes(listed, options.images),
@@ -271,14 +263,11 @@ def run(
                 blocks=listed.contents.blocks,
             )
         job, show = replace(job, shards=0 if plan is None else len(plan)), progress or (lambda _: None)
-        if known is None:
-            destination.claim(target, job, overwrite=options.overwrite)
-        else:
-            first = destination.claim_append(target, known, job, listed.contents.notes, overwrite=options.overwrite)
+        job = destination.claim(target, job, known, listed.contents.notes, overwrite=options.overwrite)
         if plan is None:
-            shards = write_in_order(target, listed, options, show, first)
+            shards = write_in_order(target, listed, options, show, job.first)
         else:
-            shards = write_planned(listed, plan, target, job, options, show, first)
+            shards = write_planned(listed, plan, target, job, options, show)
         manifest = _manifest(listed, job, options, shards, target, known)
         destination.complete(target, manifest if known is None else destination.merged(known, manifest, job, target))
     return manifests.load(target.at(manifests.FILE_NAME), target.options)
