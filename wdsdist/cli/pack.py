@@ -173,10 +173,5 @@ def _sum_up(manifest: Manifest, what: str) -> None:
     say(f"overhead: {amounts}, for tar's headers and padding")
     if tar_bytes != manifest.num_bytes:
         say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
-    images = manifest.extra.get("images", {})
-    if (before := images.get("source_bytes")) and len(lengths) <= 1:
-        times = manifest.num_bytes / before
-        form = "raw pixels" if images["store"] == "raw" else f"JPEG of quality {images['quality']}"
-        say(f"images: as {form}, {human(manifest.num_bytes)} on disk, {times:.2g} times {human(before)} of the source")
     if left_out := manifest.extra.get("left_out"):
         say(f"left out: {counted(left_out, 'sample')}, listed in {location}/{REPORT}")

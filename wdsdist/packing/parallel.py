@@ -20,7 +20,7 @@ from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_bytes
 from wdsdist.errors import DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Destination, Job, records
-from wdsdist.packing.members import Sample, broken, sample_size
+from wdsdist.packing.members import Sample, sample_size
 from wdsdist.packing.options import Options
 from wdsdist.packing.plan import PackPlan, shard_name
 from wdsdist.packing.reencoding import prepared
@@ -32,10 +32,6 @@ from wdsdist.shards.tar.reader import END
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
-
-
-ShowProgress = Callable[[ShardsProgress], None]
-"""Is called for the finished shards of an interrupted run together, then after each shard."""
 
 
 def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgress:
@@ -51,11 +47,17 @@ def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgres
 
 
 def write_planned(
-    source: Source, plan: PackPlan, target: Destination, job: Job, options: Options, show: ShowProgress
+    source: Source,
+    plan: PackPlan,
+    target: Destination,
+    job: Job,
+    options: Options,
+    show: Callable[[ShardsProgress], None],
 ) -> list[WrittenShard]:
     """Write the shards of a plan that are not there yet, and return all, in order.
 
-    ``job`` is on record at the destination: workers elsewhere recognise the destination by it.
+    ``job`` is on record at the destination: workers elsewhere recognise the destination by it. ``show`` is called for
+    the finished shards of an interrupted run together, then after each shard.
 
     Raises what `write_shard` does, and `WdsdistError` if a process that writes dies.
     """
@@ -112,14 +114,14 @@ def write_planned(
 
 
 def write_in_order(
-    target: Destination, source: Source, options: Options, show: ShowProgress, first: int
+    target: Destination, source: Source, options: Options, show: Callable[[ShardsProgress], None], first: int
 ) -> list[WrittenShard]:
     """Write the shards of an iterable one after another, the first with the number ``first``, and return them.
 
     The shards of an interrupted run are written again: all samples have to be made once more in either case.
 
     Raises:
-        SourceError: the iterable fails, or gives a key twice.
+        SourceError: the iterable fails, or gives a key twice in a shard.
         DestinationError: the destination cannot be written.
     """
     most, limit, compressed = options.shard_samples, check_bytes("shard_bytes", options.shard_bytes), options.compress
@@ -127,11 +129,8 @@ def write_in_order(
     def numbered() -> Iterator[tuple[int, Sample]]:
         """Yield each sample with the number of its shard."""
         shard = size = count = 0
-        last = None  # the writer of a shard sees only the keys in it
         for sample in prepared(source.contents.stream or (), options):
-            if sample[0] == last:
-                sample = broken(last, SourceError(f"sample {last!r} is there twice: each needs a key of its own"))
-            last, own = sample[0], sample_size(sample)
+            own = sample_size(sample)
             if count and (len(END) + size + own > limit or count == most):
                 shard, size, count = shard + 1, 0, 0
             size, count = size + own, count + 1

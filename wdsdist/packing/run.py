@@ -26,7 +26,6 @@ from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import Recognised, Source
-from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import Report
@@ -214,10 +213,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
 
 
 def run(
-    source: str | os.PathLike[str] | Made,
-    dest: str | os.PathLike[str],
-    options: Options,
-    progress: Report = None,
+    source: str | os.PathLike[str] | Made, dest: str | os.PathLike[str], options: Options, progress: Report = None
 ) -> Manifest:
     """Pack a source, or one split of it, as `pack` does.
 
@@ -268,7 +264,29 @@ def run(
             shards = write_in_order(target, listed, options, show, job.first)
         else:
             shards = write_planned(listed, plan, target, job, options, show)
-        manifest = _manifest(listed, job, options, shards, target, known)
+        contents = listed.contents
+        left_out: list[tuple[str | None, LeftOut]] = [(None, sample) for sample in contents.left_out]
+        left_out += [(shard.listed.name, sample) for shard in shards for sample in shard.left_out]
+        destination.save_report(target, left_out, known)
+        if left_out and not any(shard.listed.num_samples for shard in shards):
+            raise SourceError(f"{listed.location} holds no sample that can be packed: {left_out[0][1].reason}")
+        images = options.images.notes()
+        manifest = Manifest.of(
+            target.location,
+            [shard.listed for shard in shards],
+            extra={
+                "source": {"kind": listed.kind},
+                "shuffle_seed": seed,
+                # As readers match them: in lower case.
+                "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
+                "payload_bytes": sum(shard.payload_bytes for shard in shards),
+                "with_checksums": len(shards),
+                **({"left_out": len(left_out)} if left_out else {}),
+                **contents.notes,
+                **({"images": images} if images else {}),
+            },
+            origin=storage.join(target.location, manifests.FILE_NAME),
+        )
         destination.complete(target, manifest if known is None else destination.merged(known, manifest, job, target))
     return manifests.load(target.at(manifests.FILE_NAME), target.options)
 
@@ -313,34 +331,3 @@ def _refuse(source: Source, target: Destination, options: Options) -> None:
         raise ArgumentError(
             f"dest {target} lies inside the source {source.location}: choose a folder outside it", argument="dest"
         )
-
-
-def _manifest(
-    source: Source, job: Job, options: Options, shards: list[WrittenShard], target: Destination, known: Manifest | None
-) -> Manifest:
-    """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
-    contents = source.contents
-    left_out: list[tuple[str | None, LeftOut]] = [(None, sample) for sample in contents.left_out]
-    left_out += [(shard.listed.name, sample) for shard in shards for sample in shard.left_out]
-    destination.save_report(target, left_out, known)
-    if left_out and not any(shard.listed.num_samples for shard in shards):
-        raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    notes = options.images.notes()
-    if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
-        notes["source_bytes"] = int(contents.sizes.sum())
-    return Manifest.of(
-        target.location,
-        [shard.listed for shard in shards],
-        extra={
-            "source": {"kind": source.kind},
-            "shuffle_seed": job.options["shuffle_seed"],
-            # As readers match them: in lower case.
-            "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
-            "payload_bytes": sum(shard.payload_bytes for shard in shards),
-            "with_checksums": len(shards),
-            **({"left_out": len(left_out)} if left_out else {}),
-            **contents.notes,
-            **({"images": notes} if notes else {}),
-        },
-        origin=storage.join(target.location, manifests.FILE_NAME),
-    )
