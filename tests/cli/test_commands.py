@@ -62,7 +62,10 @@ class TestPack:
         options = ["--from", "csv", "--column", "name=__key__", "--column", "n=n.cls", "--column", "w="]
         run = wdsdist("pack", tmp_path / "list.txt", tmp_path / "dest", *options)
         lines(run)
-        assert "columns: image as its files are, n as n.cls, w left out, name gives the key" in run.stderr.splitlines()
+        assert (
+            "wdsdist: columns: image as its files are, n as n.cls, w left out, name gives the key"
+            in run.stderr.splitlines()
+        )
         assert lines(wdsdist("cat", tmp_path / "dest", "k", "n.cls")) == ["7"]
 
     def test_it_returns_at_once_when_all_is_there(self, wdsdist: Run, shards: Path, photos: Path) -> None:

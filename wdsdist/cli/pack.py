@@ -122,11 +122,12 @@ def pack(
     from wdsdist.distributed.run_once import data_download
     from wdsdist.packing.run import pack_splits, run
 
-    if not quiet:  # what is recognised, and that this process waits for the one that packs
-        logging.getLogger("wdsdist").setLevel(logging.INFO)
+    executor, logger = None, logging.getLogger("wdsdist")
     is_packed = False
     with contextlib.ExitStack() as stack:
-        executor = None
+        if not quiet:  # what is recognised, and that this process waits for the one that packs
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)
         if engine != "local":
             from wdsdist.integrations.engines import connect
 

@@ -114,18 +114,11 @@ class Destination:
         """Remove a file; one that is not there is no error."""
         storage.delete(self.at(name), self.options)
 
-    def data_set(self, *, is_sound: bool = True) -> Manifest | None:
-        """Return the data set that lies there, or ``None``.
-
-        Raises `IndexFormatError` for a damaged ``index.json`` that must be sound.
-        """
+    def data_set(self) -> Manifest | None:
+        """Return the data set that lies there, or ``None``. Raises `IndexFormatError` for a damaged ``index.json``."""
         try:
             return manifests.load(self.at(manifests.FILE_NAME), self.options)
         except NotFoundError:
-            return None
-        except IndexFormatError:
-            if is_sound:
-                raise
             return None
 
 
@@ -263,14 +256,18 @@ def finished(target: Destination, job: Job, options: Options) -> Manifest | None
     be. With ``append``, it holds what the job's source held, from its packing or from an earlier append.
     """
     jobs = records(target)
-    if options.append and (known := target.data_set()) is not None:
-        packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(known.counts)}
-        return known if job.fingerprint in packed else None
-    if all(known.differences(job) for known in jobs[:1]):
+    try:
+        manifest = target.data_set()
+    except IndexFormatError:
+        if options.append:
+            raise
+        return None  # it is written again
+    if manifest is not None and options.append:
+        packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(manifest.counts)}
+        return manifest if job.fingerprint in packed else None
+    # `wdsdist index` may have replaced our index.json, and does not know our notes.
+    if manifest is None or "shuffle_seed" not in manifest.extra or all(first.differences(job) for first in jobs[:1]):
         return None
-    manifest = target.data_set(is_sound=False)
-    if manifest is None or "shuffle_seed" not in manifest.extra:
-        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and options.on_error == "raise":
         return None
     sizes = target.sizes()

@@ -7,7 +7,7 @@ import itertools
 import operator
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -81,21 +81,16 @@ def write_planned(
     threads = _ABREAST if is_read and not lent else 1
     ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
-
-    def submitted(executor: Executor, number: int) -> Future[WrittenShard]:
-        samples = prepared(source.take(plan.samples(number)), options)
-        shard = names[number], samples, source.location, options.on_error, options.compress
-        if lent is None:
-            return executor.submit(write_shard, target, *shard)
-        return executor.submit(_write_elsewhere, job, has_local_source, target, *shard)
-
+    work: tuple[Any, ...] = (write_shard,) if lent is None else (_write_elsewhere, job, has_local_source)
     # A few shards at a time are handed out: the list of a shard's samples is large if samples are small.
     todo, running, ended = iter(missing), dict[Future[WrittenShard], int](), SimpleQueue[Future[WrittenShard]]()
     try:
         with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
             while len(done) < len(plan):
                 for number in itertools.islice(todo, ahead - len(running)):
-                    future = submitted(executor, number)
+                    samples = prepared(source.take(plan.samples(number)), options)
+                    shard = names[number], samples, source.location, options.on_error, options.compress
+                    future = executor.submit(*work, target, *shard)
                     running[future] = number
                     future.add_done_callback(ended.put)  # as in `pools.completed`
                 future = ended.get()
