@@ -60,7 +60,6 @@ MESSAGES = [
     ("columns SHARDS --probe jpg.widht", "did you mean 'width'?"),
     ("select SHARDS DEST --where \"jpg.byte\">1", "did you mean 'jpg.bytes'?"),
     ("select SHARDS DEST", "say which samples: --where"),
-    ("select", ", or a view with --refresh"),
     ("select SHARDS DEST --keys SHARDS/index.json --on txt.byte", "did you mean 'txt.bytes'"),
     ("select SHARDS DEST --sample many", "--sample is 'many': it must be a share above 0"),
     ("select SHARDS SHARDS/index.json --sample 1", "exists: name another file"),
