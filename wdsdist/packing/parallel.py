@@ -81,7 +81,7 @@ def write_planned(
     threads = _ABREAST if is_read and not lent else 1
     ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
-    work: tuple[Any, ...] = (write_shard,) if lent is None else (_write_elsewhere, job, has_local_source)
+    write: Callable[..., WrittenShard] = _write_elsewhere if lent else write_shard
     # A few shards at a time are handed out: the list of a shard's samples is large if samples are small.
     todo, running, ended = iter(missing), dict[Future[WrittenShard], int](), SimpleQueue[Future[WrittenShard]]()
     try:
@@ -90,7 +90,7 @@ def write_planned(
                 for number in itertools.islice(todo, ahead - len(running)):
                     samples = prepared(source.take(plan.samples(number)), options)
                     shard = names[number], samples, source.location, options.on_error, options.compress
-                    future = executor.submit(*work, target, *shard)
+                    future = executor.submit(write, *((job, has_local_source) if lent else ()), target, *shard)
                     running[future] = number
                     future.add_done_callback(ended.put)  # as in `pools.completed`
                 future = ended.get()
