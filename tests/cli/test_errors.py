@@ -229,7 +229,7 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
         if not (to_all and number == signal.SIGTERM):  # which ends workers that wait, too
             process.stdin.close()
         said = process.stderr.read()
-        assert said.startswith(b"recognised: folder, ")
+        assert said.startswith(b"wdsdist: recognised: folder, ")
         assert said.endswith(b"\nwdsdist: interrupted: run the same command again to continue\n")
         assert b"Traceback" not in said
     assert process.returncode == 128 + number
