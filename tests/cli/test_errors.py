@@ -57,6 +57,7 @@ MESSAGES = [
     ("columns SHARDS --probe jpg.widht", "did you mean 'width'?"),
     ("select SHARDS DEST --where \"jpg.byte\">1", "did you mean 'jpg.bytes'?"),
     ("select SHARDS DEST", "say which samples: --where"),
+    ("select", ", or a view with --refresh"),
     ("select SHARDS DEST --keys SHARDS/index.json --on txt.byte", "did you mean 'txt.bytes'"),
     ("select SHARDS DEST --sample many", "--sample is 'many': it must be a share above 0"),
     ("select SHARDS SHARDS/index.json --sample 1", "exists: name another file"),
@@ -228,7 +229,7 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
         if not (to_all and number == signal.SIGTERM):  # which ends workers that wait, too
             process.stdin.close()
         said = process.stderr.read()
-        assert said.startswith(b"recognised: folder, ")
+        assert said.startswith(b"wdsdist: recognised: folder, ")
         assert said.endswith(b"\nwdsdist: interrupted: run the same command again to continue\n")
         assert b"Traceback" not in said
     assert process.returncode == 128 + number
