@@ -52,14 +52,12 @@ MESSAGES = [
     ("show SHARDS --html", "requires an argument: see `wdsdist show --help`"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
-    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
-    ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
-    ("view SHARDS --decode rgb9", "rgb9"),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
     ("columns SHARDS", "the data set has no columns to refresh: say which to add, by fields, probe or join"),
     ("columns SHARDS --probe jpg.widht", "did you mean 'width'?"),
     ("select SHARDS DEST --where \"jpg.byte\">1", "did you mean 'jpg.bytes'?"),
     ("select SHARDS DEST", "say which samples: --where"),
+    ("select", ", or a view with --refresh"),
     ("select SHARDS DEST --keys SHARDS/index.json --on txt.byte", "did you mean 'txt.bytes'"),
     ("select SHARDS DEST --sample many", "--sample is 'many': it must be a share above 0"),
     ("select SHARDS SHARDS/index.json --sample 1", "exists: name another file"),
@@ -231,7 +229,7 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
         if not (to_all and number == signal.SIGTERM):  # which ends workers that wait, too
             process.stdin.close()
         said = process.stderr.read()
-        assert said.startswith(b"recognised: folder, ")
+        assert said.startswith(b"wdsdist: recognised: folder, ")
         assert said.endswith(b"\nwdsdist: interrupted: run the same command again to continue\n")
         assert b"Traceback" not in said
     assert process.returncode == 128 + number

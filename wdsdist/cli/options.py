@@ -169,21 +169,6 @@ def _batches(value: str) -> Batches:
 
 number_option = functools.partial(click.option, type=int, metavar="N")
 size_option = functools.partial(click.option, metavar="SIZE", callback=byte_count)
-key_rule = click.option(
-    "--key",
-    metavar="RULE",
-    default="first-dot",
-    help="Where keys end in file names: first-dot, last-dot, or a regular expression of the key.",
-)
-on_damage = click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    help="How to handle a damaged sample or tar: stop, or leave it out and list it in a report.",
-)
-fields_option = click.option(
-    "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
-)
 cache_dir_option = click.option(
     "--cache-dir",
     metavar="DIR",
