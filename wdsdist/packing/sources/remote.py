@@ -6,6 +6,7 @@ of a folder become a temporary folder.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing.members import Payload, Sample
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources.files import Files
+from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
@@ -31,22 +32,16 @@ _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are writ
 
 def _samples(folder: str, options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
     """Yield samples of a remote folder, whose files are fetched a little before."""
-    ahead: deque[tuple[int, str, list[tuple[str, Future[Payload] | bytes]]]] = deque()
+    read, ahead = functools.partial(_fetched, folder, options), deque[tuple[int, Future[Sample]]]()
     pool = ThreadPoolExecutor(_TOGETHER)
-
-    def arrived() -> Sample:
-        _, key, members = ahead.popleft()
-        return key, [(extension, file if isinstance(file, bytes) else file.result()) for extension, file in members]
-
     try:
-        for key, listed in samples:
-            members = [(extension, file if isinstance(file, bytes) else pool.submit(_fetched, folder, options, *file))
-                       for extension, file in listed]  # fmt: skip
-            ahead.append((sum(file[1] for _, file in listed if isinstance(file, tuple)), key, members))
-            while len(ahead) > _TOGETHER or sum(size for size, _, _ in ahead) > _MOST_AHEAD:
-                yield arrived()
+        for sample in samples:
+            size = sum(file[1] for _, file in sample[1] if isinstance(file, tuple))
+            ahead.append((size, pool.submit(next, file_samples(read, None, [sample]))))
+            while len(ahead) > _TOGETHER or sum(size for size, _ in ahead) > _MOST_AHEAD:
+                yield ahead.popleft()[1].result()
         while ahead:
-            yield arrived()
+            yield ahead.popleft()[1].result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -85,11 +80,10 @@ def find(url: str, options: Options) -> Source:
         if options.split is not None:
             folder, options = storage.join(location, options.split), replace(options, split=None)
     shown, entries = storage.shown(folder), storage.list(folder, bound, recursive=True)
-    kind = "arrow" if options.kind == "hf" else options.kind
     names = {entry.name: entry for entry in entries}
     if pattern in names:  # brackets may stand in a name
         return _deferred(storage.shown(location), {location: names[pattern]}, pattern, options, bound)
-    if table := together(storage.shown(location), shown, names, pattern, kind):
+    if table := together(storage.shown(location), shown, names, pattern, options.kind):
         chosen = [*table[1], *(name for name in (STATE,) if name in names and not pattern)]
         if problem := next(filter(None, (_misnamed(folder, name) for name in chosen)), ""):
             raise SourceError(f"{shown}: {problem}")
