@@ -134,7 +134,7 @@ OBJECTS: list[tuple[Any, dict[str, Any], str]] = [
     (b"photos", {}, "item 0 of bytes is a int, not a sample"),
     (Random(), {}, "Random gives another item 0 each time.*: turn random transforms off"),
     (SAMPLES, {"class_folders": True}, "list is of the kind .dataset., and class_folders=True is for"),
-    ([1, 2], {"encode": "encode"}, "^encode is .*: it must be a function"),
+    ([1, 2], {"encode": "encode"}, "^encode cannot be imported in .*No module named .encode"),
     ([{"x": torch.ones(2, dtype=torch.bfloat16)}], {}, r"field 'x': numpy has no bfloat16: give value\.float\(\)"),
     ("nowhere.at_all:x", {}, "nowhere.at_all:x cannot be imported in .*: ModuleNotFoundError: No module named"),
     ("tests.support.made:nothing", {}, "has no attribute 'nothing'"),

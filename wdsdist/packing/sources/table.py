@@ -47,9 +47,8 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import KEY, Column, check_columns, columns_of, is_numbers, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, Source, key_digest, repeated
 from wdsdist.packing.tables.arrays import pyarrow
-from wdsdist.packing.tables.table import SUFFIXES, Kind, Table, kind_of, open_table, reading
+from wdsdist.packing.tables.table import NOTES, SUFFIXES, Kind, Table, kind_of, open_table, reading
 
-_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are not samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 STATE, _DICT = "state.json", "dataset_dict.json"
 
@@ -130,7 +129,7 @@ def together(
         suffixes = SUFFIXES[several]
         chosen = [name for name in visible if "/" not in name and name.lower().endswith(suffixes)]
         chosen = [name for name in chosen if fnmatch.fnmatchcase(name, pattern)] if pattern else chosen
-        is_alone = all(name.lower().endswith((*suffixes, *_BESIDE)) for name in visible)
+        is_alone = all(name.lower().endswith((*suffixes, *NOTES)) for name in visible)
         if not chosen or kind not in (None, several) or not (pattern or kind or is_alone):
             continue
         splits: dict[str, str] = {}
@@ -165,8 +164,7 @@ def _listed(
     else:
         stamps = tuple(map(FileStamp.of, given))
         source = _TableFiles(stamps, kind)
-        skips = options.on_error == "skip"
-        table = open_table(given, kind=kind, label=label, skips=skips, scratch=options.scratch)
+        table = open_table(given, kind=kind, label=label, skips=options.on_error == "skip")
     bad = [LeftOut(f"row {number:,}", reason) for number, reason in table.bad_rows]
     if not table.num_rows:
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
