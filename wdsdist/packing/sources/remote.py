@@ -84,10 +84,8 @@ def find(url: str, options: Options) -> Source:
     if pattern in names:  # brackets may stand in a name
         return _deferred(storage.shown(location), {location: names[pattern]}, pattern, options, bound)
     if table := together(storage.shown(location), shown, names, pattern, options.kind):
-        chosen = [*table[1], *(name for name in (STATE,) if name in names and not pattern)]
-        if problem := next(filter(None, (_misnamed(folder, name) for name in chosen)), ""):
-            raise SourceError(f"{shown}: {problem}")
-        files = {storage.join(folder, name): names[name] for name in chosen}
+        notes = [STATE] if STATE in names and not pattern else []
+        files = {storage.join(folder, name): names[name] for name in (*table[1], *notes)}
         return _deferred(storage.shown(location), files, "", options, bound)
     if pattern:
         raise NotFoundError(f"{storage.shown(location)} matches no file")
@@ -100,7 +98,11 @@ def find(url: str, options: Options) -> Source:
         problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
         if "//" in f"/{entry.name}" or "/./" in f"/{entry.name}":
             problem = "has a name with empty parts: rename it"
-        listing.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
+        try:
+            check_location(folder, entry.name)
+        except ValueError as error:
+            problem = f"{error}, or so its store says: download it first"
+        listing.add_name(entry.name, max(entry.size, 0), number, problem)
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])
     return listing.source("folder", options, _samples, folder, bound, state=state)
 
@@ -129,12 +131,3 @@ def _deferred(
             raise type(error)(f"{shown} (nothing but {name or 'the tables'} was fetched): {problem}") from error
 
     return deferred("remote", shown, "\0".join([*map(str, files.values()), *about]), options.scratch, make)
-
-
-def _misnamed(url: str, name: str) -> str:
-    """Return why a store may not list a file under this name, or an empty string."""
-    try:
-        check_location(url, name)
-    except ValueError as error:
-        return f"{error}, or so its store says: download it first"
-    return ""
