@@ -27,7 +27,6 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.file_types import last_part
-from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
 from wdsdist.errors import ArgumentError, SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
@@ -92,7 +91,7 @@ def _saved(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
     Raises `SourceError` if they are not among its ``names``, or hold more rows than the data set.
     """
     try:
-        state = json.loads(read_file(folder / STATE))
+        state = json.loads((folder / STATE).read_bytes())
         files = tuple(file["filename"] for file in state["_data_files"])
         is_selection = bool(state.get("_indices_data_files"))
     except (ValueError, RecursionError, OSError, LookupError, TypeError, AttributeError) as error:
