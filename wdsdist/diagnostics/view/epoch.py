@@ -12,7 +12,6 @@ from wdsdist._util.validation import check_integer
 from wdsdist.diagnostics.epoch_report import epoch_of, evenly
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.samples.member_reader import shard_name
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import Order
@@ -46,7 +45,7 @@ def picture(manifest: Manifest, choice: Choice) -> dict[str, Any]:
         "ranks": ranks,
         "batches": batches,
         "cells": cells,
-        "shards": {str(number): shard_name(manifest, number) for number in named},
+        "shards": {str(number): manifest.shown_name(number) for number in named},
         "num_shards": len(manifest.counts),
         "batches_per_rank": plan.batches_per_rank,
         "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
@@ -86,7 +85,7 @@ def _made(
 ) -> dict[str, Any]:
     """Return one sample as training gets it."""
     number = int(manifest.ends[shard] - manifest.counts[shard]) + sample
-    about: dict[str, Any] = {"number": number, "shard": shard_name(manifest, shard), "key": "", "members": []}
+    about: dict[str, Any] = {"number": number, "shard": manifest.shown_name(shard), "key": "", "members": []}
     try:
         made = reader.sample(shard, sample, epoch)
     except WdsdistError as error:

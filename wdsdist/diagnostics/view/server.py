@@ -38,7 +38,7 @@ from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.diagnostics.view import describe, epoch, figures
 from wdsdist.diagnostics.view.epoch import Choice
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
+from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_of
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 
@@ -224,7 +224,7 @@ class View:
         end, total = time.monotonic() + _SECONDS, len(self.manifest.counts)
         number = _integer(query, "shard", 0)
         while number < total:
-            name = shard_name(self.manifest, number)
+            name = self.manifest.shown_name(number)
             try:
                 for key, reason in shard_index(self.manifest, number).left_out:
                     items.append({"what": "left out", "shard": name, "key": key, "reason": reason})
@@ -280,7 +280,7 @@ class View:
         try:
             sample = self.reader.sample(number)
         except WdsdistError as error:
-            shard = shard_name(self.manifest, shard_of(self.manifest, number)[0])
+            shard = self.manifest.shown_name(shard_of(self.manifest, number)[0])
             return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
         members = [
             {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
@@ -289,7 +289,7 @@ class View:
         return {
             "number": number,
             "key": sample.key,
-            "shard": shard_name(self.manifest, sample.shard),
+            "shard": self.manifest.shown_name(sample.shard),
             "stored": sample.stored,
             "part": sample.part,
             "members": members,
