@@ -239,7 +239,7 @@ def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(
         else:
             copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
             assert copy is not None
-            stack.enter_context(copy.chunks.claimed(np.arange(copy.chunks.num_chunks)))
+            stack.enter_context(copy.claimed(np.arange(copy.num_chunks)))
         stack.enter_context(use_policy(first_warning=0.05, next_warning=0.05))
         lines = stack.enter_context(heard(lambda _: None))
         with pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"):

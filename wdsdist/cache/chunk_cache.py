@@ -14,7 +14,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import shard_cache_dir
 from wdsdist.cache import chunk_file, folder
 from wdsdist.cache.catalog import Catalog
-from wdsdist.cache.chunk_file import CHUNK, REQUEST, ChunkFile, Claim
+from wdsdist.cache.chunk_file import CHUNK, REQUEST, Claim, OpenCopy
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
 from wdsdist.cache.locks import LockableFile, pauses
@@ -43,23 +43,6 @@ _CREATING = 1 << 40
 _LONGEST_PAUSE = 0.005
 _LAST_WORD = 5.0
 """Seconds for the store to answer once the wait for another process is over."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenCopy:
-    """A copy of a shard, locked against eviction, and the index of the shard."""
-
-    shard: CopiedShard
-    chunks: ChunkFile
-    index: ShardIndex
-
-    @property
-    def is_private(self) -> bool:
-        """Whether it lies in anonymous memory of this process, because it found no room in the cache."""
-        return self.chunks.file.is_in_memory
-
-    def close(self) -> None:
-        self.chunks.file.close()
 
 
 class ChunkCache:
@@ -138,17 +121,15 @@ class ChunkCache:
         full: list[OpenCopy] = []
         wait = _waiter(deadline)
         while wanted := [
-            (copy, missing)
-            for copy, chunks in wanted
-            if copy not in full and len(missing := copy.chunks.missing(chunks))
+            (copy, missing) for copy, chunks in wanted if copy not in full and len(missing := copy.missing(chunks))
         ]:
             running, num_full = [], len(full)
             with contextlib.ExitStack() as stack:
                 for copy, chunks in wanted:
                     if copy in along:
                         starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
-                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.chunks.size))
-                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
+                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.size))
+                    claim = stack.enter_context(copy.claimed(self._sendable(copy, chunks)))
                     if not self._has_room(copy, claim):
                         full.append(copy)
                     elif claim.num_chunks:
@@ -169,16 +150,16 @@ class ChunkCache:
         """
         deadline = self.deadline()
         with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
-            missing = copy.chunks.missing(_needed_chunks(copy, needs))
+            missing = copy.missing(_needed_chunks(copy, needs))
             while len(missing) and not copy.is_private and goes_on():
-                with copy.chunks.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
+                with copy.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
                     if not claim.num_chunks:
                         break
                     if not self._has_room(copy, claim):
                         return False
                     with self._begin(copy, claim, deadline, is_ahead=True) as download:
                         self._finish(copy, download)
-                missing = copy.chunks.missing(missing)
+                missing = copy.missing(missing)
             return not copy.is_private
 
     def fetch_all(self, shard: CopiedShard, needs: Members | None = None) -> None:
@@ -211,10 +192,10 @@ class ChunkCache:
 
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
-        file = copy.chunks.file.again()
+        file = copy.file.again()
         file.move_to_memory()
         chunk_file.initialise(file, copy.index.size, source=copy.shard.source)
-        return OpenCopy(copy.shard, ChunkFile(file), copy.index)
+        return OpenCopy(file, copy.shard, copy.index)
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
         """Return the cached copy of a shard, locked, or ``None``."""
@@ -223,7 +204,7 @@ class ChunkCache:
             file = LockableFile(path, writable=True)
             # A lock on the empty file that another process has just made would keep it from locking it.
             if file.stat().st_size and file.lock(alone=False) and file.is_at(path):
-                return OpenCopy(shard, ChunkFile(file), shard.checked(shard_index.load(beside(path))))
+                return OpenCopy(file, shard, shard.checked(shard_index.load(beside(path))))
         return None
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
@@ -256,7 +237,7 @@ class ChunkCache:
                 if not (file.lock(alone=False) and file.is_at(path)):
                     return None
                 self.count(shards_fetched=int(shard.is_remote))
-            return OpenCopy(shard, ChunkFile(file), index)
+            return OpenCopy(file, shard, index)
         except BaseException:
             if not file.is_in_memory:
                 self._give_up(shard, file)
@@ -296,12 +277,12 @@ class ChunkCache:
         if self.limit is None or copy.is_private or not claim.num_chunks:
             return True
         shard = copy.shard
-        return self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.chunks.room)
+        return self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.room)
 
     def _sendable(self, copy: OpenCopy, chunks: Int64s) -> Int64s:
         """Return the chunks to claim: all, if the server of a shard sends whole files only."""
         is_whole = copy.shard.location in self._without_ranges
-        return np.arange(copy.chunks.num_chunks) if is_whole else chunks
+        return np.arange(copy.num_chunks) if is_whole else chunks
 
     def _begin(
         self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
@@ -333,7 +314,7 @@ class ChunkCache:
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
     """Return the chunks of what an epoch needs of a shard: all, unless it is less than half of the shard."""
     members = fetched_members(copy.index, needs)
-    return np.arange(copy.chunks.num_chunks) if members is None else chunks_of_members(copy.index, members)
+    return np.arange(copy.num_chunks) if members is None else chunks_of_members(copy.index, members)
 
 
 def fetched_members(index: ShardIndex, needs: Members | None) -> Int64s | None:
