@@ -7,6 +7,7 @@ it is there. For a copy that finds no room the batch reads past the cache, into 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 import threading
@@ -123,20 +124,9 @@ class ChunkCache:
         while wanted := [
             (copy, missing) for copy, chunks in wanted if copy not in full and len(missing := copy.missing(chunks))
         ]:
-            running, num_full = [], len(full)
-            with contextlib.ExitStack() as stack:
-                for copy, chunks in wanted:
-                    if copy in along:
-                        starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
-                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.size))
-                    claim = stack.enter_context(copy.claimed(self._sendable(copy, chunks)))
-                    if not self._has_room(copy, claim):
-                        full.append(copy)
-                    elif claim.num_chunks:
-                        running.append((copy, stack.enter_context(self._begin(copy, claim, deadline))))
-                for copy, download in running:
-                    self._finish(copy, download)
-            if not running and len(full) == num_full:
+            num_claimed, without_room = self._fetch_once(wanted, deadline, along)
+            full += without_room
+            if not (num_claimed or without_room):
                 wait(wanted[0][0].shard)
         return full
 
@@ -152,13 +142,9 @@ class ChunkCache:
         with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
             missing = copy.missing(_needed_chunks(copy, needs))
             while len(missing) and not copy.is_private and goes_on():
-                with copy.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
-                    if not claim.num_chunks:
-                        break
-                    if not self._has_room(copy, claim):
-                        return False
-                    with self._begin(copy, claim, deadline, is_ahead=True) as download:
-                        self._finish(copy, download)
+                num_claimed, without_room = self._fetch_once([(copy, missing)], deadline, is_ahead=True)
+                if not num_claimed:
+                    return not without_room
                 missing = copy.missing(missing)
             return not copy.is_private
 
@@ -272,43 +258,54 @@ class ChunkCache:
         file.move_to_memory()
         self.catalog.remove(shard.key)
 
-    def _has_room(self, copy: OpenCopy, claim: Claim) -> bool:
-        """Reserve room for chunks that are claimed, so that each is counted once."""
-        if self.limit is None or copy.is_private or not claim.num_chunks:
-            return True
-        shard = copy.shard
-        return self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.room)
+    def _fetch_once(
+        self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline, along: Collection[OpenCopy] = (),
+        *, is_ahead: bool = False,
+    ) -> tuple[int, list[OpenCopy]]:  # fmt: skip
+        """Fetch the chunks that nobody else fetches; ahead, about one request of them.
 
-    def _sendable(self, copy: OpenCopy, chunks: Int64s) -> Int64s:
-        """Return the chunks to claim: all, if the server of a shard sends whole files only."""
-        is_whole = copy.shard.location in self._without_ranges
-        return np.arange(copy.num_chunks) if is_whole else chunks
+        Returns the number of copies that got some, and the copies without room for theirs.
+        """
+        running, without_room = [], []
+        with contextlib.ExitStack() as stack:
+            for copy, chunks in wanted:
+                shard, is_whole = copy.shard, copy.shard.location in self._without_ranges
+                if is_whole:
+                    chunks = np.arange(copy.num_chunks)
+                elif copy in along:
+                    starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
+                    chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.size))
+                most = REQUEST // CHUNK if is_ahead and not is_whole else copy.num_chunks
+                claim = stack.enter_context(copy.claimed(chunks, most=most))
+                if not claim.num_chunks:
+                    continue
+                # What is claimed is reserved by nobody else: so each chunk is counted once.
+                has_room = self.limit is None or copy.is_private
+                if not has_room and not self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.room):
+                    without_room.append(copy)
+                    continue
+                ranges = [(0, copy.index.file.size)] if is_whole else claim.ranges
+                write = functools.partial(self._write, claim)
+                download = engine.begin_ranges(
+                    shard.location, ranges, write, shard.options, size=copy.index.file.size, deadline=deadline,
+                    is_ahead=is_ahead,
+                )  # fmt: skip
+                running.append((shard, stack.enter_context(download)))
+            for shard, download in running:
+                try:
+                    self.count(retries=download.result().retries)
+                except StorageError as error:
+                    if error.kind == "length":
+                        raise ShardDamagedError(f"{error}: upload it again") from error
+                    if error.kind != "ranges":
+                        raise
+                    self._without_ranges.add(shard.location)
+        return len(running), without_room
 
-    def _begin(
-        self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
-    ) -> engine.Download:
-        """Begin to fetch claimed chunks."""
-        shard, size = copy.shard, copy.index.file.size
-        ranges = [(0, size)] if shard.location in self._without_ranges else claim.ranges
-
-        def write(offset: int, data: memoryview) -> None:
-            self.count(bytes_fetched=len(data))  # first: a batch that finds the chunks there may end the epoch
-            claim.write(offset, data)
-
-        return engine.begin_ranges(
-            shard.location, ranges, write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
-        )
-
-    def _finish(self, copy: OpenCopy, download: engine.Download) -> None:
-        """Wait for ranges of a shard, and count the retries; note if its server has no ranges."""
-        try:
-            self.count(retries=download.result().retries)
-        except StorageError as error:
-            if error.kind == "length":
-                raise ShardDamagedError(f"{error}: upload it again") from error
-            if error.kind != "ranges":
-                raise
-            self._without_ranges.add(copy.shard.location)
+    def _write(self, claim: Claim, offset: int, data: memoryview) -> None:
+        """Count bytes that have come, and write them: in this order, as a batch that finds them may end the epoch."""
+        self.count(bytes_fetched=len(data))
+        claim.write(offset, data)
 
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
