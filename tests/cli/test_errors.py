@@ -41,7 +41,7 @@ MESSAGES = [
     ("show SHARDS --random 100000000000000000000", "--random is 100,000,000,000,000,000,000: it must be between 0 and"),
     ("view SHARDS --port 65536", "--port is 65,536: it must be between 0 and 65,535"),
     # What the command line refuses names it too, or the help.
-    ("pack PHOTOS DEST --shard-bytes 64MB!", "--shard-bytes: '64MB!' is not a size: write it as 64MiB, 1GB or"),
+    ("pack PHOTOS DEST --shard-bytes 64MB!", "--shard-bytes: SIZE is '64MB!': it must be a number of bytes, or a"),
     ("pack PHOTOS DEST --column image", "--column: 'image' is not a column and its extension: write it as image=jpg"),
     ("pack PHOTOS DEST --column =jpg", "--column: '=jpg' is not a column and its extension: write it as image=jpg"),
     ("pack PHOTOS DEST --address x", "--address goes with --engine dask or ray: see `wdsdist pack --help`"),

@@ -15,7 +15,7 @@ import click
 from click.core import augment_usage_errors
 
 from wdsdist import errors
-from wdsdist._util.validation import byte_size, check_path
+from wdsdist._util.validation import check_bytes, check_path
 from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError, WdsdistError
 
@@ -140,7 +140,7 @@ def parsed(read: Callable[[str], Any]) -> Callable[..., Any]:
     return callback
 
 
-byte_count = parsed(byte_size)
+byte_count = parsed(functools.partial(check_bytes, "SIZE"))
 field_list = parsed(lambda value: tuple(name.strip() for name in value.split(",")))
 
 

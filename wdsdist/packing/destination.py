@@ -242,13 +242,6 @@ def records(target: Destination) -> list[Job]:
     return jobs
 
 
-def save(target: Destination, jobs: list[Job]) -> None:
-    """Write the ledger, whole or not at all."""
-    with target.create(PACK_RECORD) as stream:
-        content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
-        stream.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
 def finished(target: Destination, job: Job, options: Options) -> Manifest | None:
     """Return the manifest of a data set that needs nothing of a job any more, or ``None``.
 
@@ -314,25 +307,29 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
             raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
         first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
         job = replace(job, first=first, listed=len(known.counts))
-    own = {name for name in present if any(each.writes(name) for each in begun)}
+    own = {name for name in present if shard_number(name) >= job.first and any(each.writes(name) for each in begun)}
     is_foreign = known is None and not begun  # there is no record of what lies there
     for name in present:
         if name not in own and (job.writes(name) or (is_foreign and (is_tar(name) or name == manifests.FILE_NAME))):
-            raise DestinationExistsError(f"{target} holds {name}, which is not on record there: choose another folder")
+            raise DestinationExistsError(
+                f"{target} holds {name}, which is not on record there: choose another folder, or move it away"
+            )
     differences = next((lines for each in reversed(begun) if (lines := each.differences(job))), [])
     if differences and not overwrite and (own or known is not None or manifests.FILE_NAME in present):
-        problem = (
-            f"another data set ({'; '.join(differences)}): choose another folder, or replace what wdsdist packed there"
-        )
+        what, way = "another data set", "choose another folder, or replace what wdsdist packed there"
         if known is not None:
-            problem = f"an append of {begun[-1].location} that was not finished ({'; '.join(differences)}): run that "
-            problem += "command again first, or drop what it has written"
-        raise DestinationExistsError(f"{target} holds {problem} with {given('overwrite', True)}")
+            what = f"an append of {begun[-1].location} that was not finished"
+            way = "run that command again first, or drop what it has written"
+        raise DestinationExistsError(
+            f"{target} holds {what} ({'; '.join(differences)}): {way} with {given('overwrite', True)}"
+        )
     # The index first: without it there is no data set.
     replaced = [manifests.FILE_NAME, REPORT] if known is None else []
     for name in [*replaced, *sorted(own if differences or not job.shards else ())]:
         target.remove(name)
-    save(target, [*done, job])
+    with target.create(PACK_RECORD) as stream:
+        content = {"version": VERSION, "jobs": [asdict(each) for each in (*done, job)]}
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
     # Stores have no locks.
     if known is not None and target.folder is None and any(each.differences(job) for each in records(target)[-1:]):
         raise DestinationExistsError(f"another process has begun to append to {target}: run this again once it is done")
