@@ -139,17 +139,18 @@ def call(
 
 
 def read(
-    location: str, options: StorageOptions | None = None, *, stop: int | None = None, deadline: Deadline | None = None
-) -> bytes:
-    """Return what a location holds, or the bytes before ``stop``.
+    location: str, options: StorageOptions | None = None, *, start: int = 0, stop: int | None = None,
+    deadline: Deadline | None = None,
+) -> bytes:  # fmt: skip
+    """Return what a location holds, or the bytes from ``start`` up to ``stop``.
 
     Raises `NotFoundError` if there is nothing, `StorageError` if it cannot be read or ends before ``stop``.
     """
-    return read_until(location, lambda content, _: content, options, stop=stop, deadline=deadline)
+    return read_until(location, lambda content, _: content, options, start=start, stop=stop, deadline=deadline)
 
 
 def read_until(
-    location: str, parse: Callable[[bytes, bool], T], options: StorageOptions | None = None, *,
+    location: str, parse: Callable[[bytes, bool], T], options: StorageOptions | None = None, *, start: int = 0,
     stop: int | None = None, deadline: Deadline | None = None,
 ) -> T:  # fmt: skip
     """Read a location until ``parse`` accepts its content; return the value of ``parse``.
@@ -162,7 +163,7 @@ def read_until(
 
     def attempt(store: Store, path: str, timeout: float) -> T:
         pieces: builtins.list[bytes] = []
-        store.read(path, 0, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout)
+        store.read(path, start, stop, lambda _, piece: pieces.append(bytes(piece)), size=None, timeout=timeout)
         content = b"".join(pieces)
         answers[hash(content)] += 1
         is_final = answers[hash(content)] == _SAME or not is_remote(location)
