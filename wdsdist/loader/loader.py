@@ -291,7 +291,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
-        self._progress.begin(position)
+        self._progress.begin(plan.reached(0).position)
         return messages, self._meter
 
     def _get_iterator(self) -> Any:
