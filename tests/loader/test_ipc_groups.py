@@ -30,7 +30,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches_together(loader: StreamingDataLoader) -> int:
     next(iter(loader))
-    return loader._group
+    assert loader._tickets.start is not None
+    return loader._tickets.start.group
 
 
 @pytest.mark.parametrize(

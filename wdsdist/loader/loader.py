@@ -80,7 +80,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
     It sets this itself on a loader that it has prepared."""
     _iterator: Any = None
     _iterations = 0
-    _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
 
@@ -286,8 +285,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
                     is_remote = bool(manifest.is_copied.any())
                     group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
                 dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
-                self._group = dataset.channel.group
-            self._tickets.start = replace(start, group=self._group)
+            self._tickets.start = replace(start, group=1 if dataset.channel is None else dataset.channel.group)
             messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
