@@ -107,18 +107,13 @@ def private_under(parent: Path, name: str, *, remedy: str = "choose another dire
     return path
 
 
-def is_owner(status: os.stat_result) -> bool:
-    """Return whether the owner of a file is the effective user of this process."""
-    return status.st_uid == os.geteuid()
-
-
 def why_not_own(status: os.stat_result) -> str:
     """Return why other users can change a file or folder; an empty string if only this user can.
 
     A group whose only member is this user counts as this user: many systems give each user such a group, and folders
     that it can write.
     """
-    if not is_owner(status):
+    if status.st_uid != os.geteuid():
         return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
     by_group = status.st_mode & stat.S_IWGRP and not _has_only(status.st_gid, os.geteuid())
     if by_group or status.st_mode & stat.S_IWOTH:
@@ -155,8 +150,5 @@ def _has_only(group: int, user: int) -> bool:
 
 
 def cpu_count() -> int:
-    """Return the number of CPU cores that this process may use, at least 1."""
-    try:
-        return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs
-    except (AttributeError, OSError):
-        return os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs
