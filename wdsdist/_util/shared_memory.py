@@ -45,7 +45,7 @@ class AnonymousMemory:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
                 raise
             raise SharedMemoryError(
-                f"{length:,} bytes of shared memory were asked for and {self.available:,} are left ({error.strerror})"
+                f"{length:,} bytes of shared memory were refused ({error.strerror}), and {self.available:,} are left"
             ) from error
 
     @property
