@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import wdsdist
-from wdsdist.diagnostics.view import epoch
+from wdsdist.diagnostics.view.server import View
 from wdsdist.errors import ArgumentError
 
-CHOICE = {"ranks": 2, "batch_size": 4, "seed": 7, "epoch": 3}
+CHOICE = {"ranks": "2", "batch_size": "4", "seed": "7", "epoch": "3"}
 
 
 def test_the_picture_names_the_shards_of_each_batch(tmp_path: Path) -> None:
     manifest = wdsdist.pack(({"cls": n} for n in range(24)), tmp_path / "shards", shard_samples=6)
-    found = epoch.picture(manifest, **CHOICE)
+    found = View(manifest, ["shards"]).epoch(CHOICE)
     assert (found["ranks"], found["batches"], found["samples"]) == ([0, 1], [0, 1, 2], 24)
     for rank in range(2):
         dataset = wdsdist.StreamingDataset(manifest, num_replicas=2, rank=rank, seed=7, decode=True)
@@ -30,9 +30,9 @@ def test_the_picture_names_the_shards_of_each_batch(tmp_path: Path) -> None:
 
 
 def test_many_ranks_and_batches_are_spread_evenly(tmp_path: Path) -> None:
-    manifest = wdsdist.pack(({"cls": 0} for _ in range(8000)), tmp_path / "shards")
-    found = epoch.picture(manifest, **CHOICE | {"ranks": 40, "batch_size": 1})
+    view = View(wdsdist.pack(({"cls": 0} for _ in range(8000)), tmp_path / "shards"), ["shards"])
+    found = view.epoch(CHOICE | {"ranks": "40", "batch_size": "1"})
     assert (len(found["ranks"]), len(found["batches"]), found["ranks"][-1], found["batches"][-1]) == (24, 160, 39, 199)
-    assert epoch.picture(manifest, **CHOICE | {"ranks": 640, "batch_size": 64})["cells"] == []
+    assert view.epoch(CHOICE | {"ranks": "640", "batch_size": "64"})["cells"] == []
     with pytest.raises(ArgumentError, match="ranks is 0"):
-        epoch.picture(manifest, **CHOICE | {"ranks": 0})
+        view.epoch(CHOICE | {"ranks": "0"})

@@ -20,6 +20,7 @@ import socketserver
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -38,9 +39,11 @@ from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
 from wdsdist.curation.query import is_true
-from wdsdist.diagnostics.view import describe, epoch, figures
+from wdsdist.diagnostics.epoch_report import epoch_of, evenly
+from wdsdist.diagnostics.view import describe, figures
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
+from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_of
+from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 
@@ -56,6 +59,8 @@ _MOST_PROBLEMS, _SECONDS = 200, 0.4
 """Problems, and seconds, after which shards are looked at by another request."""
 _CHOICES = 8
 """Expressions whose samples are kept in memory."""
+_ROWS, _STEPS, _SHARDS = 24, 160, 6
+"""The most ranks, batches of each, and shards of a batch in the picture of an epoch."""
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 
@@ -216,7 +221,7 @@ class View:
         end, total = time.monotonic() + _SECONDS, len(self.manifest.counts)
         number = _integer(query, "shard", 0)
         while number < total:
-            name = shard_name(self.manifest, number)
+            name = self.manifest.shown_name(number)
             try:
                 for key, reason in shard_index(self.manifest, number).left_out:
                     items.append({"what": "left out", "shard": name, "key": key, "reason": reason})
@@ -240,16 +245,38 @@ class View:
         return figures.of_column(self.manifest, name, chosen, self.style.classes)
 
     def epoch(self, query: Query) -> Any:
-        """Return which shards each rank reads, by default with no more ranks than the data set can fill."""
+        """Return which shards each rank reads for each batch of an epoch; of many ranks and batches, for some.
+
+        By default there are no more ranks than the data set can fill.
+        """
         samples = self.manifest.num_samples
         batch_size = _integer(query, "batch_size", max(1, min(64, samples)))
-        return epoch.picture(
-            self.manifest,
-            ranks=_integer(query, "ranks", max(1, min(8, samples // max(1, batch_size)))),
-            batch_size=batch_size,
-            epoch=_integer(query, "epoch", 0),
-            seed=_integer(query, "seed", 0),
-        )
+        choice: dict[str, Any] = {
+            "ranks": _integer(query, "ranks", max(1, min(8, samples // max(1, batch_size)))),
+            "batch_size": batch_size,
+            "epoch": _integer(query, "epoch", 0),
+            "seed": _integer(query, "seed", 0),
+        }
+        plan = epoch_of(self.manifest, **choice).plan
+        assert isinstance(plan, EpochPlan)
+        assert plan.order is not None
+        ranks, batches = evenly(choice["ranks"], _ROWS).tolist(), evenly(plan.batches_per_rank, _STEPS).tolist()
+        positions = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
+        shards = plan.order.make().locate(np.concatenate([np.zeros(0, np.int64), *positions]))[0]
+        cells: list[list[tuple[int, int]]] = []
+        for part in np.split(shards, np.cumsum([len(part) for part in positions]))[:-1]:
+            cells.append(Counter(part.tolist()).most_common(_SHARDS))
+        named = sorted({shard for cell in cells for shard, _ in cell})
+        return {
+            "choice": choice,
+            "ranks": ranks,
+            "batches": batches,
+            "cells": cells,
+            "shards": {str(number): self.manifest.shown_name(number) for number in named},
+            "num_shards": len(self.manifest.counts),
+            "batches_per_rank": plan.batches_per_rank,
+            "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
+        }
 
     def _chosen(self, query: Query) -> Any:
         """Return the numbers of the samples for which ``where`` is true, in order; of all without that."""
@@ -261,7 +288,7 @@ class View:
         try:
             sample = self.reader.sample(number)
         except WdsdistError as error:
-            shard = shard_name(self.manifest, shard_of(self.manifest, number)[0])
+            shard = self.manifest.shown_name(shard_of(self.manifest, number)[0])
             return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
         members = [
             {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
@@ -270,7 +297,7 @@ class View:
         return {
             "number": number,
             "key": sample.key,
-            "shard": shard_name(self.manifest, sample.shard),
+            "shard": self.manifest.shown_name(sample.shard),
             "stored": sample.stored,
             "part": sample.part,
             "members": members,
