@@ -166,9 +166,10 @@ def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> 
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
         return None
     if names is not None and manifests.FILE_NAME not in names:
-        notes = (*NOTES, ".npy", ".npz")
+        if not any(map(is_tar, names)):
+            return None
         others = [name for name in names if not (is_tar(name) or name.startswith(".") or kind_of(name))]
-        if not any(map(is_tar, names)) or not all(name.lower().endswith(notes) for name in others):
+        if not all(name.lower().endswith((*NOTES, ".npy", ".npz")) for name in others):
             return None
         try:
             tars = interop.tars_in(location)
