@@ -188,24 +188,28 @@ def test_an_entry_of_a_quarantine_file_that_a_killed_process_cut_off_is_left_out
     assert keys(data.select(exclude=path)) == [key for key in KEYS if key not in ("s0/k1", "s2/k1")]
 
 
-def test_a_list_that_no_sample_is_in_is_refused_with_a_value_of_each(tmp_path: Path) -> None:
+def test_a_list_that_no_sample_is_in_is_refused_with_values_of_each_column(tmp_path: Path) -> None:
     samples = ({"json": {"url": f"http://h/{n}.jpg", "id": n}, "txt": "x" * n} for n in range(6))
     data = wdsdist.pack(samples, tmp_path / "shards", shuffle_seed=None)
-    with pytest.raises(ArgumentError, match=r"no column 'json\.url': .* \(`wdsdist columns` adds more\)"):
-        data.select(exclude=["http://h/3.jpg"], on="json.url")
-    data.add_columns(fields=["json.url", "json.id"])
     (tmp_path / "urls.txt").write_text("http://h/3.jpg")
-    for listed in (["http://h/3.jpg"], tmp_path / "urls.txt"):
-        with pytest.raises(ArgumentError, match=r"^no sample's key is in .* 'http://h/3\.jpg'; samples have '0{9}'"):
+    for listed in (["http://h/3.jpg"], ["http://elsewhere/9.jpg"], tmp_path / "urls.txt"):
+        with pytest.raises(
+            ArgumentError, match=r"^no sample's key is in .*; samples have key '0{9}', json\.url 'http://h/0"
+        ):
             data.select(exclude=listed)
-    with pytest.raises(ArgumentError, match=r"^no sample's json\.id is in .*; samples have '0': name .* on="):
+    assert not (tmp_path / "shards" / "columns").exists(), "nothing was written"
+    with pytest.raises(ArgumentError, match=r"^no sample's json\.id is in .*; samples have json\.id '0', key .* on="):
         data.select(exclude=["http://h/3.jpg"], on="json.id")
+    assert not list((tmp_path / "shards" / "columns").glob("*.parquet")), "also not the column that was compared"
     assert keys(data.select(exclude=["http://h/3.jpg"], on="json.url")) == [f"{n:09}" for n in (0, 1, 2, 4, 5)]
     with pytest.raises(ArgumentError, match=r"no column 'json\.ulr': did you mean 'json\.url'\?"):
         data.select(exclude=["http://h/3.jpg"], on="json.ulr")
-    with pytest.raises(ArgumentError, match=r"which has '-1'; samples have '34'"):
+    with pytest.raises(ArgumentError, match=r"which has '-1'; samples have bytes '34', key"):
         data.select(exclude=[-1], on="bytes")
     assert keys(data.select(keys=[], exclude=["000000001"])) == []
+    plain = wdsdist.pack([{"json": b'"a"'}, {"json": b"3"}], tmp_path / "plain")
+    with pytest.raises(ArgumentError, match="no sample's key is in"):
+        plain.select(keys=["a"])
 
 
 def test_a_view_without_samples_is_a_warning(data: Manifest, caplog: pytest.LogCaptureFixture) -> None:

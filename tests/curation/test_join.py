@@ -95,7 +95,7 @@ def test_columns_of_other_names_are_matched_and_numbers_as_texts(data: Manifest,
 
 def test_a_table_that_matches_nothing_is_refused_and_shows_why(data: Manifest, tmp_path: Path) -> None:
     path = table(tmp_path / "t.parquet", [{"key": 3, "v": 1}])
-    message = r"no sample's key is in .*, which has '3'; samples have '000000000': name the columns"
+    message = r"no sample's key is in .*, which has '3'; samples have key '000000000', .*json\.n '0'"
     with pytest.raises(ArgumentError, match=message):
         data.add_columns(join=path, output=tmp_path / "columns")
     assert not list((tmp_path / "columns").glob("*.parquet"))

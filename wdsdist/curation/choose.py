@@ -17,10 +17,11 @@ import xxhash
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import as_number, check_column, check_integer, counted
-from wdsdist.curation import columns, query
-from wdsdist.curation.join import match
+from wdsdist.curation import columns, fields, query
+from wdsdist.curation.join import examples, match
 from wdsdist.errors import ArgumentError
 from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import read_list
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
 
@@ -72,9 +73,17 @@ def select(
 def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
     """Match the column ``on`` with a list of keys; return a mask, bool [samples], and the note for the view.
 
-    Raises `ArgumentError` if no sample is in the list.
+    ``on`` may name a field of a member without a column too. Raises `ArgumentError` if no sample is in the list.
     """
-    own = columns.column(data, on)
+    if on in columns.names(data):
+        own = columns.column(data, on)
+    elif on in (known := examples(data)):
+        picks, shards = data.picks, np.flatnonzero(data.counts).tolist()
+        read = fields.read_all(data.whole, fields.checked(data.whole, [on]), shards)
+        parts = (read[n][on] if picks is None else read[n][on].take(pyarrow().array(picks.of_shard(n))) for n in shards)
+        own = arrays.concatenated(parts)
+    else:
+        raise columns.unknown(data, on, known)
     note: dict[str, Any] = {}
     if isinstance(values, (str, os.PathLike)):
         location = storage.normalise(os.fspath(values))

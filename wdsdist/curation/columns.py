@@ -7,7 +7,7 @@ packed, and if it has classes, ``cls`` and ``cls.name``. Sizes need numpy alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,12 @@ def _built_in(part: Manifest) -> dict[str, int]:
     if CLASS in extensions_in(part.whole):
         known |= dict.fromkeys([CLASS, CLASS_NAME] if part.extra.get("classes") else [CLASS], 0)
     return known
+
+
+def unknown(manifest: Manifest, name: str, fields: Iterable[str] = ()) -> ArgumentError:
+    """Return the error for a column that a data set does not have, which names the nearest column or field."""
+    known = list(dict.fromkeys([*names(manifest), *fields]))
+    return ArgumentError(f"the data set has no column {name!r}: {hint(name, known)} (`wdsdist columns` adds more)")
 
 
 def column(manifest: Manifest, name: str) -> Any:
@@ -112,8 +118,7 @@ class ColumnReader:
         if what == "tokens" and not self.stored and f"{extension}.bytes" in built_in:
             self._item_size = self._item_size or (item_sizes or {}).get(extension, 0)
         if not (self.stored or self._item_size or self.is_part or name in built_in):
-            known = hint(name, names(manifest))
-            raise ArgumentError(f"the data set has no column {name!r}: {known} (`wdsdist columns` adds more)")
+            raise unknown(manifest, name)
 
     def read(self, shards: Sequence[int]) -> Any:
         """Return the values of the samples of some shards, one shard after another, as a chunked array.

@@ -233,16 +233,17 @@ def _read(carried: Carried[tuple[Manifest, Sequence[str]]], shard: int) -> _Read
     return read(*carried.value, shard)
 
 
-def read(manifest: Manifest, fields: Sequence[str], number: int) -> _Read:
-    """Return columns of the samples of one shard: arrays by name.
+def read(manifest: Manifest, fields: Sequence[str], number: int, most: int | None = None) -> _Read:
+    """Return columns of the samples of one shard, or of its first ``most`` samples: arrays by name.
 
     Members that cannot be read have no value; the second dictionary has the reason for each. Raises `NotFoundError`,
     `ShardDamagedError` and `StorageError`.
     """
     index = shard_index(manifest, number)
+    count = index.num_samples if most is None else min(most, index.num_samples)
     readings = {name: reading for name in fields if (reading := _reading(name, index.extensions))}
-    members = {name: members_of(index, reading.extensions) for name, reading in readings.items()}
-    values: dict[str, list[Any]] = {name: [None] * index.num_samples for name in fields}
+    members = {name: members_of(index, reading.extensions)[:count] for name, reading in readings.items()}
+    values: dict[str, list[Any]] = {name: [None] * count for name in fields}
     unreadable: dict[str, list[str]] = {name: [] for name in fields}
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         whole = _needed(members[name] for name in readings if readings[name].parse in _WHOLE)
@@ -251,7 +252,7 @@ def read(manifest: Manifest, fields: Sequence[str], number: int) -> _Read:
         shard = source.open({number: lambda _: whole})[number]
         shard.verify(whole)
         shard.fetch_ranges(index.offsets[headers], np.minimum(index.sizes[headers], _HEADER))
-        for sample in range(index.num_samples):
+        for sample in range(count):
             parsed: dict[Any, Any] = {}  # a member is parsed once for all its columns
             for name, reading in readings.items():
                 key = int(members[name][sample]), reading.parse

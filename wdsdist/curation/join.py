@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import tempfile
@@ -15,13 +17,15 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
-from wdsdist.curation import column_file
+from wdsdist.curation import column_file, fields
+from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.query import connected
 from wdsdist.errors import ArgumentError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import open_at
 from wdsdist.shards.open import matching
+from wdsdist.shards.shard_indexes import shard_index
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -31,6 +35,11 @@ Tables = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _MEMORY = 4 << 30
 """Bytes of memory of a join at most; beyond, DuckDB writes temporary files."""
 _NONE = np.iinfo(np.int64).max
+_LOOKED_AT = 200
+"""Samples whose small members are looked at for values that a table may have."""
+_SMALL = (*fields.JSON, "txt", "url", "id", "cls")
+_SHOWN = 8
+"""Columns and fields whose values are shown if no sample has a row."""
 _log = logging.getLogger("wdsdist")
 
 
@@ -123,8 +132,8 @@ def match(
             for part in parts:
                 start, strings = counts[name], part.cast("large_string")
                 counts[name] += len(part)
-                if name not in first and len(filled := strings.drop_null()):
-                    first[name] = filled[0].as_py()
+                if name not in first and (value := _first(strings)):
+                    first[name] = value
                 yield pa.record_batch([pa.array(np.arange(start, counts[name])), strings], schema=schema)
         except Exception as error:  # DuckDB would raise another one in its place
             failed.append(error)
@@ -147,9 +156,41 @@ def match(
                 raise failed[0] from None
             raise
     if counts["rows"] and len(rows) and (rows == _NONE).all():
+        shown = list(({own: first.get("samples", "")} | examples(data)).items())[:_SHOWN]
+        values = ", ".join(f"{name} {value[:40]!r}" for name, value in shown)
         raise ArgumentError(
-            f"no sample's {own} is in {label}, which has {first.get('rows')!r:.60}; samples have "
-            f"{first.get('samples')!r:.60}: name the columns of the data set and of the table with {given('on')}",
+            f"no sample's {own} is in {label}, which has {first.get('rows')!r}; samples have {values}: name the "
+            f"columns of the data set and of the table with {given('on')}",
             argument=argument,
         )
     return np.where(rows == _NONE, -1, rows)
+
+
+def _first(values: Any) -> str:
+    """Return the first value that is neither missing nor empty, as a string; an empty string if there is no such."""
+    strings: list[str | None] = values.slice(0, _LOOKED_AT).cast("large_string").to_pylist()
+    return next(filter(None, strings), "")
+
+
+def examples(data: Manifest) -> dict[str, str]:
+    """Return a value of each column, and of each field in small members, of the first samples of a data set."""
+    part = next(part for part in data.data_sets if part.num_samples).whole
+    shard = int((part.counts > 0).argmax())
+    examples: dict[str, str] = {}
+    for name in (column_file.KEY, *column_file.names(part)):
+        with contextlib.suppress(ArgumentError):
+            examples[name] = _first(ColumnReader(part, name).read([shard]))
+    small = [name.lower() for name in shard_index(part, shard).extensions if fields.kind_of(name) in _SMALL]
+    members, _ = fields.read(part, small, shard, _LOOKED_AT)
+    for member, values in members.items():
+        if fields.kind_of(member) not in fields.JSON:
+            examples.setdefault(member, _first(values))
+            continue
+        for string in values.cast("large_string").drop_null().to_pylist():
+            row = None
+            with contextlib.suppress(ValueError):  # a string of JSON stands without its quotes
+                row = json.loads(string)
+            for name, value in row.items() if isinstance(row, dict) else ():
+                if isinstance(value, str | int) and value != "":
+                    examples.setdefault(f"{member}.{name}", str(value))
+    return examples
