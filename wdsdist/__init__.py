@@ -10,30 +10,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsdist import batching, errors, transforms
-    from wdsdist.diagnostics.exports import export
-    from wdsdist.diagnostics.verify import repair, verify
-    from wdsdist.distributed.barriers import barrier
-    from wdsdist.distributed.run_once import data_download
-    from wdsdist.errors import BadSample
-    from wdsdist.loader.dataset import StreamingDataset
-    from wdsdist.loader.device_prefetch import to_device
-    from wdsdist.loader.epoch_iterator import LoaderStats
-    from wdsdist.loader.loader import StreamingDataLoader
-    from wdsdist.loader.mix import concat, mix
-    from wdsdist.packing import pack
-    from wdsdist.packing.encoders import encode
-    from wdsdist.samples.collate import Ragged, unpadded
-    from wdsdist.shards.build_index import index
-    from wdsdist.shards.manifest import Manifest
-    from wdsdist.shards.open import open
-
-    dataDownload = data_download
+    from wdsdist import batching as batching
+    from wdsdist import errors as errors
+    from wdsdist import transforms as transforms
+    from wdsdist.diagnostics.exports import export as export
+    from wdsdist.diagnostics.verify import repair as repair
+    from wdsdist.diagnostics.verify import verify as verify
+    from wdsdist.distributed.barriers import barrier as barrier
+    from wdsdist.distributed.run_once import data_download as data_download
+    from wdsdist.distributed.run_once import dataDownload as dataDownload
+    from wdsdist.errors import BadSample as BadSample
+    from wdsdist.loader.dataset import StreamingDataset as StreamingDataset
+    from wdsdist.loader.device_prefetch import to_device as to_device
+    from wdsdist.loader.epoch_iterator import LoaderStats as LoaderStats
+    from wdsdist.loader.loader import StreamingDataLoader as StreamingDataLoader
+    from wdsdist.loader.mix import concat as concat
+    from wdsdist.loader.mix import mix as mix
+    from wdsdist.packing import pack as pack
+    from wdsdist.packing.encoders import encode as encode
+    from wdsdist.samples.collate import Ragged as Ragged
+    from wdsdist.samples.collate import unpadded as unpadded
+    from wdsdist.shards.build_index import index as index
+    from wdsdist.shards.manifest import Manifest as Manifest
+    from wdsdist.shards.open import open as open
 
 __version__ = "0.1.0"
 
+_MODULES = ("batching", "errors", "transforms")
 _HOME = {
     "data_download": "wdsdist.distributed.run_once",
+    "dataDownload": "wdsdist.distributed.run_once",
     "barrier": "wdsdist.distributed.barriers",
     "pack": "wdsdist.packing",
     "index": "wdsdist.shards.build_index",
@@ -54,45 +60,19 @@ _HOME = {
     "encode": "wdsdist.packing.encoders",
 }
 
-__all__ = [
-    "data_download",
-    "dataDownload",
-    "barrier",
-    "pack",
-    "index",
-    "open",
-    "export",
-    "verify",
-    "repair",
-    "Manifest",
-    "Ragged",
-    "BadSample",
-    "StreamingDataset",
-    "StreamingDataLoader",
-    "mix",
-    "concat",
-    "to_device",
-    "unpadded",
-    "LoaderStats",
-    "encode",
-    "batching",
-    "errors",
-    "transforms",
-    "__version__",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name in ("batching", "errors", "integrations", "transforms"):
+    if name in (*_MODULES, "integrations"):
         return import_module(f"wdsdist.{name}")
-    # `dataDownload` is the spelling some platforms use for the same function.
-    home = _HOME.get("data_download" if name == "dataDownload" else name)
-    if home is None:
+    if name not in _HOME:
         raise AttributeError(f"module 'wdsdist' has no attribute {name!r}")
-    value = getattr(import_module(home), "data_download" if name == "dataDownload" else name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*_HOME, *_MODULES, "__version__"))
+
+
+if not TYPE_CHECKING:  # type checkers take the names of the imports above
+    __all__ = list(__dir__())

@@ -104,7 +104,7 @@ def test_workers_that_share_the_plan_of_a_large_block_make_the_batches_of_one_th
         one.load_state_dict({**one.state_dict(), "block_samples": block})
         found.append([batch["__key__"] for batch in one])
         # Workers may be at the plan of the next epoch already.
-        assert any(tmp_path.glob("*/arrays/*.npz")) == (block > 400)
+        assert any(tmp_path.glob("*/kept/*.outcome")) == (block > 400)
     assert found[0] == found[1] == found[2]
 
 

@@ -41,7 +41,7 @@ MESSAGES = [
     ("show SHARDS --random 100000000000000000000", "--random is 100,000,000,000,000,000,000: it must be between 0 and"),
     ("view SHARDS --port 65536", "--port is 65,536: it must be between 0 and 65,535"),
     # What the command line refuses names it too, or the help.
-    ("pack PHOTOS DEST --shard-bytes 64MB!", "--shard-bytes: '64MB!' is not a size: write it as 64MiB, 1GB or"),
+    ("pack PHOTOS DEST --shard-bytes 64MB!", "--shard-bytes: SIZE is '64MB!': it must be a number of bytes, or a"),
     ("pack PHOTOS DEST --column image", "--column: 'image' is not a column and its extension: write it as image=jpg"),
     ("pack PHOTOS DEST --column =jpg", "--column: '=jpg' is not a column and its extension: write it as image=jpg"),
     ("pack PHOTOS DEST --address x", "--address goes with --engine dask or ray: see `wdsdist pack --help`"),
@@ -52,14 +52,12 @@ MESSAGES = [
     ("show SHARDS --html", "requires an argument: see `wdsdist show --help`"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
-    ("view SHARDS --transform no_such_module:f", "No module named 'no_such_module'"),
-    ("view SHARDS --transform f", "'f' is not a name in Python, such as my_module:transform: see"),
-    ("view SHARDS --decode rgb9", "rgb9"),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),
     ("columns SHARDS", "the data set has no columns to refresh: say which to add, by fields, probe or join"),
     ("columns SHARDS --probe jpg.widht", "did you mean 'width'?"),
     ("select SHARDS DEST --where \"jpg.byte\">1", "did you mean 'jpg.bytes'?"),
     ("select SHARDS DEST", "say which samples: --where"),
+    ("select", ", or a view with --refresh"),
     ("select SHARDS DEST --keys SHARDS/index.json --on txt.byte", "did you mean 'txt.bytes'"),
     ("select SHARDS DEST --sample many", "--sample is 'many': it must be a share above 0"),
     ("select SHARDS SHARDS/index.json --sample 1", "exists: name another file"),
@@ -231,7 +229,7 @@ def test_an_interrupt_is_one_line_and_can_be_continued(
         if not (to_all and number == signal.SIGTERM):  # which ends workers that wait, too
             process.stdin.close()
         said = process.stderr.read()
-        assert said.startswith(b"recognised: folder, ")
+        assert said.startswith(b"wdsdist: recognised: folder, ")
         assert said.endswith(b"\nwdsdist: interrupted: run the same command again to continue\n")
         assert b"Traceback" not in said
     assert process.returncode == 128 + number

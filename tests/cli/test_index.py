@@ -44,7 +44,10 @@ def test_keys_that_are_renamed_are_counted(wdsdist: Run, tars: Path, tmp_path: P
     (tars / "b.tar").write_bytes((tars / "a.tar").read_bytes())
     run = wdsdist("pack", tars, tmp_path / "dest")
     assert run.returncode == 0
-    assert run.stderr.splitlines()[-2] == "renamed: 3 keys that an earlier shard has too, by a number, such as 01~2"
+    assert (
+        run.stderr.splitlines()[-2]
+        == "wdsdist: renamed: 3 keys that an earlier shard has too, by a number, such as 01~2"
+    )
 
 
 def test_indexes_of_other_tools_are_written_for_what_is_indexed_and_what_is_not(wdsdist: Run, tars: Path) -> None:

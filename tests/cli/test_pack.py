@@ -35,7 +35,7 @@ def test_a_data_set_in_the_current_folder(wdsdist: Run, tmp_path: Path) -> None:
 
 
 def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
-    recognised = ["recognised: iterable, my_module:samples", "members: cls in 50, npy in 50"]
+    recognised = ["wdsdist: recognised: iterable, my_module:samples", "wdsdist: members: cls in 50, npy in 50"]
     for word, said in (("packed", [*recognised, "packing: 50 samples, 5 shards, "]), ("packed already", [])):
         run = wdsdist("pack", "my_module:samples", "dest", "--shard-samples", 10)
         assert re.match(rf"{word}: 50 samples in 5 shards, .* KiB, in {tmp_path}/dest\n", run.stdout)

@@ -64,7 +64,13 @@ def test_a_view_of_parts_is_listed_and_shown(wdsdist: Run, shards: Path, tmp_pat
     assert any("__part__" in line for line in shown)
 
 
-def test_an_empty_view_is_saved_with_a_warning(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
-    done = wdsdist("select", shards, tmp_path / "none", "--where", "false")
-    assert "the view has no sample of 6" in done.stderr
-    assert done.stdout == f"{tmp_path}/none: where false: 0 of 6 samples\n"
+def test_a_view_is_refreshed_and_an_empty_one_is_saved_on_request(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "optout.txt").write_text("cat/002\n")
+    lines(wdsdist, "select", shards, tmp_path / "some", "--exclude", tmp_path / "optout.txt")
+    (tmp_path / "optout.txt").write_text("cat/002\ncat/004\n")
+    assert lines(wdsdist, "select", "--refresh", tmp_path / "some") == [f"{tmp_path}/some: 4 samples"]
+    none = ("select", shards, tmp_path / "none", "--where", "false")
+    refused = wdsdist(*none)
+    assert (refused.returncode, "would have no sample of 6" in refused.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
+    assert lines(wdsdist, *none, "--allow-empty") == [f"{tmp_path}/none: where false: 0 of 6 samples"]

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import wdsdist
 from tests.support import tars
 from tests.support.examples import fewer
-from tests.support.web import Answer, Asked, answering
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
+from tests.support.web import Answer, Asked, answering, served
+from wdsdist.curation import choose
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, SourceError, StorageError
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 
@@ -52,7 +53,7 @@ def keys(view: Manifest) -> list[str]:
 def test_a_view_has_the_samples_that_brute_force_finds(
     data: Manifest, least: int, wanted: set[str], unwanted: set[str]
 ) -> None:
-    view = data.select(f'"txt.bytes" >= {least}', keys=wanted or None, exclude=unwanted or None)
+    view = data.select(f'"txt.bytes" >= {least}', keys=wanted or None, exclude=unwanted or None, allow_empty=True)
     expected = [
         key
         for key, size in zip(KEYS, TEXTS, strict=True)
@@ -66,8 +67,8 @@ def test_a_view_has_the_samples_that_brute_force_finds(
 @fewer(10)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least: int, most: int) -> None:
-    both = data.select(f'"bytes" >= {least}').select(f'"bytes" <= {most}')
-    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}'))
+    both = data.select(f'"bytes" >= {least}', allow_empty=True).select(f'"bytes" <= {most}', allow_empty=True)
+    assert keys(both) == keys(data.select(f'"bytes" BETWEEN {least} AND {most}', allow_empty=True))
     assert both.whole.fingerprint == data.fingerprint
     assert [step["samples_after"] for step in both.made_by] == [int((np.array(TEXTS) >= least).sum()), both.num_samples]
 
@@ -75,7 +76,7 @@ def test_a_view_of_a_view_has_the_samples_that_both_choose(data: Manifest, least
 def test_an_expression_over_texts_and_no_column_at_all(data: Manifest) -> None:
     assert keys(data.select("\"key\" LIKE 's2/%' AND \"shard\" = '2.tar'")) == [key for key in KEYS if key[:2] == "s2"]
     assert keys(data.select("1 = 1")) == KEYS
-    assert keys(data.select("NULL")) == []
+    assert keys(data.select("NULL", allow_empty=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -206,19 +207,81 @@ def test_a_list_that_no_sample_is_in_is_refused_with_values_of_each_column(tmp_p
         data.select(exclude=["http://h/3.jpg"], on="json.ulr")
     with pytest.raises(ArgumentError, match=r"which has '-1'; samples have bytes '34', key"):
         data.select(exclude=[-1], on="bytes")
-    assert keys(data.select(keys=[], exclude=["000000001"])) == []
+    assert keys(data.select(keys=[], exclude=["000000001"], allow_empty=True)) == []
     plain = wdsdist.pack([{"json": b'"a"'}, {"json": b"3"}], tmp_path / "plain")
     with pytest.raises(ArgumentError, match="no sample's key is in"):
         plain.select(keys=["a"])
 
 
-def test_a_view_without_samples_is_a_warning(data: Manifest, caplog: pytest.LogCaptureFixture) -> None:
-    for view in (data.select('"bytes" < 0'), data.repeat(0), data.explode(0), data.split(a=1e-9, b=0.5)[0]):
-        assert view.num_samples == 0
-        with pytest.raises(ArgumentError, match="no samples: nothing can be read"):
-            len(wdsdist.StreamingDataLoader(wdsdist.StreamingDataset(view, num_replicas=1, rank=0), num_workers=0))
-    warned = [record.getMessage() for record in caplog.records]
-    assert warned == [f"{which} has no sample of 8" for which in [*["the view"] * 3, "the part 'a'"]]
+def test_a_view_without_samples_is_refused(data: Manifest) -> None:
+    for made in (
+        lambda **more: data.select('"bytes" < 0', **more), lambda **more: data.repeat(0, **more),
+        lambda **more: data.explode(0, **more), lambda **more: data.split(a=1e-9, b=0.5, **more),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=r"would have no sample of 8: .*allow_empty=True") as refused:
+            made()
+        assert refused.value.argument == "allow_empty"
+        made(allow_empty=True)
+
+
+# refresh
+
+
+def grown(folder: Path, numbers: range) -> Manifest:
+    samples = ({"__key__": f"{n:03}", "json": {"n": n}, "txt": "x" * n} for n in numbers)
+    append = (folder / "index.json").exists()
+    return wdsdist.pack(samples, folder, shuffle_seed=None, shard_samples=10, append=append)
+
+
+def test_a_view_is_made_again_by_its_recorded_way_with_the_views_that_it_was_made_of(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(40)).add_columns(fields=["json.n"], workers=1)
+    (tmp_path / "optout.txt").write_text("007\n011\n")
+    even = data.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt").save(tmp_path / "odd")
+    half = wdsdist.open(even).split(a=0.5, b=0.5)[1].save(tmp_path / "half")
+    [left_out, *_] = keys(wdsdist.open(half))
+    last = wdsdist.open(half).select(exclude=[left_out]).repeat("json.n").explode(2).save(tmp_path / "last")
+    grown(tmp_path / "data", range(40, 60))
+    (tmp_path / "optout.txt").write_text("007\n011\n041\n")
+    with pytest.raises(ArgumentError, match="run `wdsdist columns` on it"):
+        choose.refresh(last)
+    today = wdsdist.open(tmp_path / "data").add_columns(workers=1)
+    made = choose.refresh(last)
+    assert [path for path, _ in made] == [even, half, last]
+    expected = today.select('"json.n" % 2 = 1', exclude=tmp_path / "optout.txt")
+    assert keys(wdsdist.open(even)) == keys(expected)
+    expected = expected.split(a=0.5, b=0.5)[1]
+    assert keys(wdsdist.open(half)) == keys(expected)
+    assert keys(wdsdist.open(last)) == keys(expected.select(exclude=[left_out]).repeat("json.n").explode(2))
+
+
+def test_a_view_that_holds_no_way_to_make_it_again_is_refused(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    with pytest.raises(ArgumentError, match="no column '20 numbers, one a sample'"):
+        choose.refresh(data.repeat([2] * 20).save(tmp_path / "view"))
+    many = [*data.column("key")[:5], *(f"no{n}" for n in range(1000))]
+    with pytest.raises(NotFoundError, match="1,005 values does not exist"):
+        choose.refresh(data.select(keys=many).save(tmp_path / "view"))
+
+
+def test_a_view_is_made_again_by_a_list_in_a_store_only_if_the_user_allows_it(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "optout.txt").write_text("007\n")
+    with served(tmp_path / "lists") as web:
+        path = data.select(exclude=f"{web.url}/optout.txt").save(tmp_path / "view")
+        web.asked.clear()
+        with pytest.raises(IndexFormatError, match=r"made with the list http://.*optout\.txt: .*allow_elsewhere=True"):
+            choose.refresh(path)
+        assert not web.asked
+        assert [view.num_samples for _, view in choose.refresh(path, allow_elsewhere=True)] == [19]
+
+
+def test_only_views_are_written_over(tmp_path: Path) -> None:
+    data = grown(tmp_path / "data", range(20))
+    path = wdsdist.open(data.select('"bytes" > 1').save(tmp_path / "first")).select(sample=3).save(tmp_path / "second")
+    (tmp_path / "first").write_text("notes")
+    assert [place for place, _ in choose.refresh(path)] == [path]
+    assert (tmp_path / "first").read_text() == "notes"
 
 
 def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) -> None:
@@ -238,17 +301,21 @@ def test_a_random_choice_depends_on_the_seed_and_the_keys_alone(data: Manifest) 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 2**64 - 1))
 def test_parts_are_disjoint_and_shares_of_one_cover_all(data: Manifest, weights: list[int], seed: int) -> None:
     shares = {f"part{number}": weight / sum(weights) for number, weight in enumerate(weights)}
-    parts = data.split(seed=seed, **shares)
+    parts = data.split(seed=seed, allow_empty=True, **shares)
     assert len(parts) == len(weights)
     assert sorted(key for part in parts for key in keys(part)) == sorted(KEYS)
 
 
 def test_a_sample_keeps_its_side_as_data_grows_and_groups_stay_together(data: Manifest) -> None:
     some = data.select(exclude=KEYS[:4])
-    for part, of_some in zip(data.split(a=0.5, b=0.5), some.split(a=0.5, b=0.5), strict=True):
+    for part, of_some in zip(
+        data.split(a=0.5, b=0.5, allow_empty=True), some.split(a=0.5, b=0.5, allow_empty=True), strict=True
+    ):
         assert keys(of_some) == [key for key in keys(part) if key not in KEYS[:4]]
     for seed in range(10):
-        sides = [set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed)]
+        sides = [
+            set(part.column("shard")) for part in data.split(a=0.5, b=0.5, by="shard", seed=seed, allow_empty=True)
+        ]
         assert not sides[0] & sides[1]
 
 
@@ -270,7 +337,7 @@ def test_samples_are_repeated_as_a_number_or_a_column_says(data: Manifest) -> No
     assert Counter(keys(data.repeat(3))) == dict.fromkeys(KEYS, 3)
     expected = Counter({key: size for key, size in zip(KEYS, TEXTS, strict=True) if size})
     assert Counter(keys(data.repeat("txt.bytes"))) == expected
-    assert data.repeat(0).num_samples == 0
+    assert data.repeat(0, allow_empty=True).num_samples == 0
     counts = Counter(keys(data.repeat(1.5)))
     assert set(counts) == set(KEYS)
     assert set(counts.values()) == {1, 2}
@@ -310,7 +377,7 @@ def test_parts_are_chosen_split_and_repeated_as_samples_are(data: Manifest) -> N
         (key, part) for key in KEYS[:2] for part in (1, 2, 1, 2)
     ]
     assert some.repeat(2).column("__part__").tolist() == [1, 1, 2, 2] * 4
-    for parts in view.split(a=0.5, b=0.5):
+    for parts in view.split(a=0.5, b=0.5, allow_empty=True):
         assert set(Counter(keys(parts)).values()) <= {6}, "parts of a record are on one side"
     assert view.made_by[-1] == {"explode": 3, "samples_before": 14, "samples_after": 42}
     assert view.prefix(2).column("__part__").tolist() == [0, 1, 2] * 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -116,6 +118,31 @@ def test_an_epoch_makes_the_requests_that_are_reported(tmp_path: Path) -> None:
         read = [request for request in store.requests if request.verb == "read" and ".tar" in request.path]
     assert min(data.sizes) > 2 * 50_000
     assert report.requests_per_node[0] == pytest.approx(len(read), rel=0.6)
+
+
+MEASURED = """
+import sys
+import numpy as np
+from wdsdist.diagnostics.epoch_report import epoch_of, epoch_report
+from wdsdist.shards.manifest import Manifest, Source
+count = int(sys.argv[1])
+unknown = np.full(count, -1)
+manifest = Manifest(
+    names=np.full(count, b".tar"), counts=np.full(count, 10_000), sizes=unknown, digests=np.zeros(count, "S1"),
+    tar_sizes=unknown, sources=(Source(""),), source=np.zeros(count, np.int32),
+)
+epoch = epoch_of(manifest, ranks=512, ranks_per_node=8)
+print(epoch_report(epoch.plan, epoch.settings, epoch.world, manifest.counts, np.full(count, 2**26)).batches_per_rank)
+print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+"""
+
+
+@pytest.mark.parametrize("shards", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_a_billion_samples_take_little_memory(shards: int) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURED, f"{shards}"], capture_output=True, text=True, check=True)
+    batches, memory = map(int, done.stdout.split())
+    assert batches == shards * 10_000 // 512 // 64
+    assert memory < 200_000, "KiB: an array of all samples would take 800,000 and more"
 
 
 def test_an_epoch_without_samples_is_refused() -> None:

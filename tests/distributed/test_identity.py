@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wdsdist._util.host import private_dir, user_cache_dir
 from wdsdist.distributed.identity import Identity, identity, share_of_cores
@@ -25,7 +23,7 @@ SLURM = {
     "SLURM_PROCID": "9",
     "SLURM_STEP_NUM_TASKS": "11",
     "SLURM_NODEID": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+    "SLURM_STEP_NUM_NODES": "3",
 }
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -55,14 +53,14 @@ KNOWN: list[tuple[dict[str, str], Group, dict[str, int], Identity]] = [
     *((environment, None, {}, expected) for environment, expected in [
     ({}, LONE),
     (TORCHRUN, Identity(5, 8, 4, 1, "torchrun")),
-    (SLURM, Identity(9, 11, 3, 2, "slurm")),
+    (SLURM, Identity(9, 11, 4, 2, "slurm")),
     (OPENMPI, Identity(3, 4, 2, 1, "openmpi")),
     # torchrun inside srun wins
     ({**SLURM, **OPENMPI, **TORCHRUN}, Identity(5, 8, 4, 1, "torchrun")),
     # a batch script without srun
     ({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, LONE),
     # exported by a batch script, with the rank from srun
-    ({**SLURM, "WORLD_SIZE": "11"}, Identity(9, 11, 3, 2, "slurm")),
+    ({**SLURM, "WORLD_SIZE": "11"}, Identity(9, 11, 4, 2, "slurm")),
     # one node
     ({"RANK": "2", "WORLD_SIZE": "3"}, Identity(2, 3, 3, 0, "torchrun")),
     # the largest world
@@ -92,28 +90,6 @@ def test_arguments_come_first_then_a_process_group_then_a_launcher(
     assert identity(**arguments) == expected
     with pytest.raises(FrozenInstanceError):
         identity(**arguments).rank = 1  # type: ignore[misc]
-
-
-@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_slurm_counts_are_read_as_slurm_writes_them(counts: list[int]) -> None:
-    runs: list[list[int]] = []
-    for count in counts:
-        if runs and runs[-1][0] == count:
-            runs[-1][1] += 1
-        else:
-            runs.append([count, 1])
-    written = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
-    for node, count in enumerate(counts):
-        first = sum(counts[:node])
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in {
-                "SLURM_PROCID": first,
-                "SLURM_STEP_NUM_TASKS": sum(counts),
-                "SLURM_NODEID": node,
-                "SLURM_STEP_TASKS_PER_NODE": written,
-            }.items():
-                patch.setenv(name, str(value))
-            assert identity() == Identity(first, sum(counts), count, node, "slurm")
 
 
 class TestArguments:
@@ -149,7 +125,7 @@ class TestBrokenEnvironments:
     def test_a_variable_that_is_no_number_is_named(
         self, monkeypatch: pytest.MonkeyPatch, launch: Launch, environment: dict[str, str], value: str
     ) -> None:
-        for name in environment.keys() - {"SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_NODE_RANK"}:
+        for name in environment.keys() - {"OMPI_COMM_WORLD_NODE_RANK"}:
             launch({**environment, name: value})
             message = rf"^{name} is '{value[:5]}.*': it must be a whole number from 0 to 1,"
             with pytest.raises(ArgumentError, match=message):
@@ -166,9 +142,6 @@ class TestBrokenEnvironments:
             ({**SLURM, "SLURM_PROCID": "11"}, "SLURM_PROCID is 11 but SLURM_STEP_NUM_TASKS is 11: ranks begin"),
             ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4 but OMPI_COMM_WORLD_SIZE is 4"),
             ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0: ranks"),
-            *(({**SLURM, "SLURM_STEP_TASKS_PER_NODE": value}, "^SLURM_STEP_TASKS_PER_NODE is '.*': it must read as")
-              for value in ("", " ", "x", "4,", "4(x)", "4(x2", "-4", "9" * 5000, f"4(x{'9' * 5000})")),
-            ({**SLURM, "SLURM_NODEID": "3"}, r"SLURM_NODEID is 3 but .* names 3 nodes"),
         ],
     )  # fmt: skip
     def test_a_contradiction_is_explained(self, launch: Launch, environment: dict[str, str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""data_download in one process: its signature, options and keys, and what it keeps, as results and as arrays."""
+"""data_download in one process: its signature, options and keys, and what it keeps, and what `kept` does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from tests.distributed.test_identity import given_away
 from tests.support.jobs import Stage
 from tests.support.programs import environment
-from wdsdist.distributed.run_once import Arrays, call_key, data_download, kept_arrays
+from wdsdist.distributed.run_once import call_key, data_download, kept
 from wdsdist.errors import ArgumentError, DestinationError, DistributedError
 
 
@@ -296,49 +296,44 @@ class TestWhenTwoCallsAreTheSame:
         assert (key(value) == key(other)) == (repr(ordered(value)) == repr(ordered(other)))
 
 
-def made(number: int) -> Arrays:
-    return {"counts": np.arange(number), "marks": np.zeros(number, np.bool_)}
-
-
 def sizes(number: int, about: str = "batches") -> list[int]:
-    return [*map(len, kept_arrays(about, lambda: made(number)).values())]
+    return [*map(len, kept(about, lambda: (np.arange(number), np.zeros(number, np.bool_))))]
 
 
-def kept(temporary: Path) -> list[Path]:
-    return list(temporary.glob("*/arrays/*.npz"))
+def records(temporary: Path) -> list[Path]:
+    return list(temporary.glob("*/kept/*.outcome"))
 
 
-def test_arrays_are_computed_once_while_others_wait_for_them() -> None:
+def test_a_value_is_computed_once_while_others_wait_for_it() -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    def slowly() -> Arrays:
+    def slowly() -> list[int]:
         begun.set()
         assert may_end.wait(60)
-        return made(3)
+        return [3]
 
     with ThreadPoolExecutor() as pool:
-        one = pool.submit(kept_arrays, "block 5", slowly)
+        one = pool.submit(kept, "block 5", slowly)
         assert begun.wait(60)
-        other = pool.submit(kept_arrays, "block 5", lambda: pytest.fail("they are computed already"))
+        other = pool.submit(kept, "block 5", lambda: pytest.fail("it is computed already"))
         may_end.set()
-        for name, array in made(3).items():
-            assert one.result(60)[name].tolist() == other.result(60)[name].tolist() == array.tolist()
+        assert one.result(60) == other.result(60) == [3]
 
 
-def test_damaged_arrays_are_computed_again_and_old_ones_are_removed(temporary: Path) -> None:
+def test_a_damaged_value_is_computed_again_and_old_ones_are_removed(temporary: Path) -> None:
     sizes(1, "block 0")
     for damaged in (b"PK no archive", b""):
-        kept(temporary)[0].write_bytes(damaged)
+        records(temporary)[0].write_bytes(damaged)
         assert sizes(2, "block 0") == [2, 2]
     for number in range(80):
         assert sizes(2, f"block {number}") == [2, 2]
-    assert len(kept(temporary)) == 64
+    assert len(records(temporary)) == 64
 
 
-def test_an_error_is_raised_and_nothing_is_kept(temporary: Path) -> None:
+def test_an_error_is_raised_and_the_next_call_computes_again() -> None:
     with pytest.raises(ZeroDivisionError):
-        kept_arrays("block 0", lambda: made(1 // 0))
-    assert kept(temporary) == []
+        kept("block 0", lambda: 1 // 0)
+    assert sizes(3, "block 0") == [3, 3]
 
 
 def test_each_process_computes_if_nothing_can_be_kept(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,7 @@ def test_packing_does_not_write_through_links(world: World, name: str, overwrite
 def test_packing_does_not_empty_a_folder_behind_a_link(world: World) -> None:
     world.out.mkdir()
     (world.out / ".tmp-abcdefgh-source").symlink_to(world.home)
-    with pytest.raises(DestinationError, match="symbolic link"):
-        wdsdist.pack([{"txt": "a"}], world.out)
+    wdsdist.pack([{"txt": "a"}], world.out)
     world.check()
 
 

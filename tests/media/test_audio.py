@@ -91,20 +91,18 @@ def test_one_channel_is_the_mean_and_two_of_one_are_alike() -> None:
         AudioClip(channels=2)(recording(channels=3), 0)
 
 
-def test_a_short_recording_ends_in_silence_or_is_bad() -> None:
+def test_a_short_recording_ends_in_silence() -> None:
     data = recording(seconds=0.5)
     clip = AudioClip(0.75, 16_000)(data, 3)
     assert clip.shape == (1, 12_000)
     assert not clip[:, 8000:].any()
     assert clip[:, :8000].any()
-    with pytest.raises(SampleError, match=r"a recording of 0\.500 s is too short for a clip of 0\.75 s"):
-        AudioClip(0.75, 16_000, short="error")(data, 3)
 
 
 def test_the_sound_of_a_video_is_read_as_well() -> None:
     data = video(60, container="matroska", seconds_of_sound=4)
     assert AudioClip(None, 8000)(data, 0).shape[1] == pytest.approx(4 * 8000, rel=0.03)
-    assert AudioClip(1, 8000, at=1, short="error")(data).shape == (1, 8000)
+    assert AudioClip(1, 8000, at=1)(data).numpy()[0, -800:].any()
 
 
 def test_a_small_file_of_many_samples_is_refused() -> None:

@@ -117,14 +117,11 @@ def test_frames_at_a_rate_are_those_that_are_shown_then() -> None:
 
 
 @pytest.mark.parametrize("how", [{"stride": 4}, {"fps": 7.5}])
-def test_the_last_frame_of_a_short_video_is_repeated_or_it_is_bad(how: dict[str, Any]) -> None:
+def test_the_last_frame_of_a_short_video_is_repeated(how: dict[str, Any]) -> None:
     data = video(10)
     frames = frames_of(data)
     clip = clip_of(data, 5, frames=5, **how)
     assert all(np.array_equal(one, frames[min(9, 4 * number)]) for number, one in enumerate(clip))
-    with pytest.raises(SampleError, match=r"a video of 10 frames, 0\.333 s, is too short"):
-        clip_of(data, frames=5, short="error", **how)
-    assert len(clip_of(data, frames=3, short="error", **how)) == 3
 
 
 class Watched:
@@ -286,14 +283,12 @@ def test_a_large_frame_is_not_decoded_to_open_a_video() -> None:
         (lambda: Clip(2, fps=0), "fps is 0: it must be a number between 0.001 and"),
         (lambda: Clip(2, fps="8"), "fps is '8'"),
         (lambda: Clip(2, at=1.5), "at is 1.5"),
-        (lambda: Clip(2, short="wrap"), "short is 'wrap'"),
         (lambda: Clip(2, size=0), "size is 0"),
         (lambda: Clip(1)(video(5)), "seed is None"),
         (lambda: AudioClip(0), "seconds is 0: it must be a number between"),
         (lambda: AudioClip(rate=8), "rate is 8"),
         (lambda: AudioClip(channels=3), "channels is 3: it must be 1, 2 or None"),
         (lambda: AudioClip(at=-1), "at is -1"),
-        (lambda: AudioClip(short="loop"), "short is 'loop'"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(call: Callable[[], Any], message: str) -> None:

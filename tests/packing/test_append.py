@@ -152,7 +152,7 @@ def test_classes_keep_their_numbers_and_new_ones_follow(tmp_path: Path) -> None:
 
 def test_arrays_of_another_type_are_refused(dest: Path) -> None:
     pack([{"ids": np.arange(3, dtype=np.int32)}], dest, append=True)
-    with pytest.raises(ArgumentError, match=r"arrays 'ids' are .*<i4.* and .*<i8.*: make them alike"):
+    with pytest.raises(ArgumentError, match=r"the type of arrays 'ids' is .*<i4.* and .*<i8.*: make them alike"):
         pack([{"ids": np.arange(3)}], dest, append=True)
 
 
@@ -172,7 +172,9 @@ def test_packing_the_first_source_again_never_drops_what_was_appended(dest: Path
     for damage in (lambda: None, (dest / "index.json").unlink):
         damage()
         before = files(dest)
-        with pytest.raises(DestinationExistsError, match="packing its first source again would drop the rest"):
+        with pytest.raises(
+            DestinationExistsError, match=rf"holds another data set \(it was packed from {new}, not {old}\)"
+        ):
             pack(old, dest, shard_samples=5)
         assert files(dest) == before
     assert pack(old, dest, shard_samples=5, overwrite=True).num_samples == 12
@@ -207,7 +209,7 @@ def test_a_killed_append_leaves_the_data_set_as_it_was_and_is_continued(
 
 def test_another_append_waits_for_the_unfinished_one_or_drops_it(killed: Path, new: Path, tmp_path: Path) -> None:
     other = texts(tmp_path / "other", 300, 2)
-    with pytest.raises(DestinationExistsError, match=rf"appending {new} to {killed} was not finished .*overwrite=True"):
+    with pytest.raises(DestinationExistsError, match=rf"an append of {new} that was not finished .*overwrite=True"):
         pack(other, killed, append=True)
     with pytest.raises(DestinationExistsError, match=r"was not finished \(it has shard_samples=5, not 6\)"):
         pack(new, killed, shard_samples=6, append=True)

@@ -99,7 +99,9 @@ class TestAnotherDataSet:
     def test_what_has_no_record_is_refused(self, source: Path, tmp_path: Path, name: str) -> None:
         (tmp_path / "dest").mkdir()
         (tmp_path / "dest" / name).write_bytes(b"precious")
-        with pytest.raises(DestinationExistsError, match="and no record of what they were packed from"):
+        with pytest.raises(
+            DestinationExistsError, match=f"holds {name}, which is not on record there: choose another folder"
+        ):
             pack(source, tmp_path / "dest")
 
 
@@ -126,14 +128,14 @@ class TestOverwrite:
         (tmp_path / "dest" / ".wdsdist-pack.json").unlink()
         indexing.index(tmp_path / "dest")
         before = identities(tmp_path / "dest")
-        with pytest.raises(DestinationExistsError, match=r"shard-000000\.tar, which packing would replace but did not"):
+        with pytest.raises(DestinationExistsError, match=r"holds .*, which is not on record there"):
             pack(source, tmp_path / "dest", overwrite=True)
         assert identities(tmp_path / "dest") == before
 
     def test_it_never_replaces_an_index_of_another_tool(self, source: Path, tmp_path: Path) -> None:
         (tmp_path / "dest").mkdir()
         (tmp_path / "dest" / "index.json").write_text('{"wids_version": 1, "shardlist": []}')
-        with pytest.raises(DestinationExistsError, match=r"index\.json, which packing would replace but did not"):
+        with pytest.raises(DestinationExistsError, match=r"holds index\.json, which is not on record there"):
             pack(source, tmp_path / "dest", overwrite=True)
 
     def test_names_in_an_index_never_lead_out_of_the_folder(self, source: Path, tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ class TestOverwrite:
         index.write_text(index.read_text().replace('"shard-000000.tar"', '"../outside.tar"'))
         (tmp_path / "dest" / "shard-000000.tar").unlink()
         (tmp_path / "outside.tar").write_text("precious")
-        with pytest.raises(DestinationExistsError, match=r"holds index\.json, which packing would replace"):
+        with pytest.raises(DestinationExistsError, match=r"holds index\.json, which is not on record there"):
             pack(source, tmp_path / "dest", overwrite=True)
         assert (tmp_path / "outside.tar").read_text() == "precious"
 

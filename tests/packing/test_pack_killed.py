@@ -116,7 +116,7 @@ def environment(rank: int, world: int) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD_SIZE"))}
     return own | {
         "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
-        "SLURM_STEP_NUM_TASKS": str(world), "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": str(world),
+        "SLURM_STEP_NUM_TASKS": str(world), "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1",
     }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_
         said = finish(processes)
     assert [status for status, _, _ in said] == [0, 0], said
     packer = said[1 - waiting]
-    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: .*\ntime: ", packer[1])
+    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: ", packer[1])
     assert said[waiting][1].startswith("packed already: 40 samples in 1 shard")
     assert "waiting" not in packer[2]
     assert started.read_bytes() == b"x"

@@ -150,12 +150,12 @@ class TestAnIterable:
             pack(made.samples, tmp_path / "dest", shuffle_seed=0)
         assert pack(made.samples, tmp_path / "dest").extra["shuffle_seed"] is None
 
-    @pytest.mark.parametrize(("keys", "limit"), [("aab", 10), ("aba", 10), ("abb", 2), ("aa", 1)])
-    def test_keys_that_would_merge_samples_are_refused(self, tmp_path: Path, keys: str, limit: int) -> None:
+    @pytest.mark.parametrize("keys", ["aab", "aba"])
+    def test_keys_that_would_merge_samples_are_refused(self, tmp_path: Path, keys: str) -> None:
         samples = [{"__key__": key, "txt": "x"} for key in keys]
-        for source in (iter(samples), *([samples] if limit == 10 else [])):
-            with pytest.raises(SourceError, match=r"^sample '[ab]' is there twice: each needs a key of its own"):
-                pack(source, tmp_path / "dest", shard_samples=limit, shuffle_seed=None)
+        for source in (iter(samples), samples):
+            with pytest.raises(SourceError, match=r"^sample 'a' is there twice: each needs a key of its own"):
+                pack(source, tmp_path / "dest", shuffle_seed=None)
 
 
 class TestAnIterableThatFails:

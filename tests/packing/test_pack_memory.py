@@ -11,8 +11,9 @@ import pytest
 from tests.support.memory_store import Fault, MemoryStore
 from tests.support.packing import pack_shown
 from wdsdist.errors import DestinationError, SourceError
-from wdsdist.packing import PackProgress, pack
+from wdsdist.packing import pack
 from wdsdist.shards import open as catalog
+from wdsdist.shards.progress import ShardsProgress
 
 DEST = "faulty://bucket/dest"
 
@@ -36,7 +37,7 @@ def test_a_url_gets_the_bytes_that_a_folder_gets(source: Path, store: MemoryStor
     manifest = pack_there(source)
     assert contents(store) == alone
     assert manifest.fingerprint == catalog.open(DEST).fingerprint
-    told: list[PackProgress] = []
+    told: list[ShardsProgress] = []
     assert (
         pack_shown(source, DEST, shard_samples=5, workers=1, progress=told.append).fingerprint == manifest.fingerprint
     )

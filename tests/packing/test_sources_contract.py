@@ -20,10 +20,11 @@ from tests.support.tars import plain_tar
 from tests.support.trees import unpack, zip_bytes
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import SourceError
-from wdsdist.packing import PackProgress, recognise
+from wdsdist.packing import recognise
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.sources import find
 from wdsdist.packing.writer import write_shard
+from wdsdist.shards.progress import ShardsProgress
 
 COUNT = 24
 FILES = {f"{number:03}.{kind}": f"{kind} {number}".encode() * 9 for number in range(COUNT) for kind in ("jpg", "txt")}
@@ -117,14 +118,14 @@ def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(kind: str, tmp_p
     source = SOURCES[kind](tmp_path / "source", FILES)
     wdsdist.pack(source, tmp_path / "whole", shard_samples=5, workers=1)
 
-    def stop(state: PackProgress) -> None:
+    def stop(state: ShardsProgress) -> None:
         if state.shards_done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         pack_shown(source, tmp_path / "dest", shard_samples=5, workers=1, progress=stop)
     assert not (tmp_path / "dest" / "index.json").exists()
-    told: list[PackProgress] = []
+    told: list[ShardsProgress] = []
     pack_shown(source, tmp_path / "dest", shard_samples=5, workers=1, progress=told.append)
     assert told[0].samples_done >= 10
     assert tars(tmp_path / "dest") == tars(tmp_path / "whole")

@@ -24,7 +24,7 @@ tasks = [
             "SLURM_NTASKS": str(NODES),
             "SLURM_STEP_NUM_TASKS": str(NODES),
             "SLURM_LOCALID": "0",
-            "SLURM_STEP_TASKS_PER_NODE": f"1(x{NODES})",
+            "SLURM_STEP_NUM_NODES": str(NODES),
             "SLURM_NODEID": str(node),
             "LOCAL_CACHE": f"cache-of-node-{node}",
         },

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.support.memory_store import Fault, MemoryStore
 from tests.support.policies import use_policy
 from wdsdist import storage
 from wdsdist.storage import engine, waiting
-from wdsdist.storage.waiting import Request, under_way
+from wdsdist.storage.engine import Task
+from wdsdist.storage.store import Sink
+from wdsdist.storage.waiting import LongWait
 
 SOON = {"first_warning": 0.02, "next_warning": 0.02}
 
@@ -50,39 +53,38 @@ def test_a_download_says_its_bytes_so_far(store: MemoryStore, tmp_path: Path) ->
     assert "attempt 1, 2.0 MiB of 3.0 MiB)" in lines[-1]
 
 
-def test_what_is_fetched_ahead_is_quiet_until_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def send(_received: int, take: Sink, _timeout: float) -> None:
+    """Send 1 MiB again and again, for half a second."""
+    began = time.monotonic()
+    while time.monotonic() - began < 0.5:
+        take(0, memoryview(bytes(1 << 20)))
+
+
+def pause(*_: object) -> None:
+    time.sleep(0.5)
+
+
+QUIET: dict[str, tuple[Task, dict[str, Any]]] = {
+    "fetched ahead": (pause, {"is_ahead": True}), "flows": (send, {}), "upload": (pause, {"verb": "written"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", QUIET)
+def test_what_is_fetched_ahead_and_what_goes_well_is_not_warned_about(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(waiting, "_quiet_until", 0.0)  # a test before may have warned a moment ago
-    with use_policy(first_warning=0, next_warning=0), heard(lambda _: None) as lines:
-        ahead, consumer = Request("store://b", attempt=2, is_ahead=True), Request("store://b", attempt=0, note="waits")
-        with under_way(Request("store://a", is_ahead=True)), under_way(ahead):
-            ahead.look()
-            assert lines == []
-            consumer.look()
-        consumer.look()
-    assert lines == ["still waiting for store://b (0 s, attempt 2)", "still waiting for store://b (0 s, waits)"]
+    task, options = QUIET[kind]
+    with use_policy(first_warning=0.2, next_warning=0.2), heard(lambda _: None) as lines:
+        engine.Download("store://a", [task], lambda *_: None, None, 1, **options).result()
+    assert lines == []
 
 
-def test_a_request_that_flows_is_not_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_wait_together_log_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_quiet_until", 0.0)  # a test before may have warned a moment ago
-    with use_policy(first_warning=0, next_warning=0), heard(lambda _: None) as lines:
-        download, upload = Request("store://a", bytes=0), Request("store://b", "written")
-        download.bytes = 5 << 20
-        for request in (download, upload):
-            with under_way(request):
-                request.look()
-        assert lines == []
-        upload.failed(OSError("store://b cannot be written: 503"), 1)
-        for request in (download, upload):
-            with under_way(request):
-                request.look()
-    assert len(lines) == 2
-    assert "attempt 2, last error: 503" in lines[1]
-
-
-def test_a_forked_process_waits_for_nothing_of_its_parent() -> None:
-    with under_way(Request("store://a")):
-        child = os.fork()
-        if not child:
-            os._exit(len(waiting._requests))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert waiting._requests
+    with use_policy(first_warning=0, next_warning=10), heard(lambda _: None) as lines:
+        for wait in (LongWait(), LongWait()):
+            assert wait.is_due()
+            assert not wait.is_due()
+            wait.warn("https://me:secret@host/a.tar", "another thread or process fetches it")
+    assert lines == ["still waiting for https://host/a.tar (0 s, another thread or process fetches it)"]

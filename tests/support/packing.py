@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from wdsdist.packing import PackProgress
 from wdsdist.packing.members import FilePayload
 from wdsdist.packing.options import Options
 from wdsdist.packing.run import run
 from wdsdist.packing.sources.source import Source
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.progress import ShardsProgress
 
 DataBytes = Callable[[Path], dict[str, bytes]]
 """Reads what a data set consists of: all files but the packer's own notes."""
@@ -26,7 +26,7 @@ def files_in(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def pack_shown(source: Any, dest: Any, *, progress: Callable[[PackProgress], object], **options: Any) -> Manifest:
+def pack_shown(source: Any, dest: Any, *, progress: Callable[[ShardsProgress], object], **options: Any) -> Manifest:
     """Pack a source, and call ``progress`` before the first shard is written and after each."""
     return run(source, dest, Options(**options), progress=progress)
 

@@ -37,12 +37,6 @@ def check_readable(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
 
 
-def read_file(path: Path) -> bytes:
-    """Return the content of a local file. Raises ``OSError``, also for a pipe or a device."""
-    check_readable(path)
-    return path.read_bytes()
-
-
 def mapped(path: Path) -> memoryview:
     """Return the content of a local file, mapped for reading until nothing refers to it.
 

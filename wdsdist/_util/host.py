@@ -10,7 +10,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-from wdsdist._util.files import writing
 from wdsdist.errors import ArgumentError, DestinationError
 
 
@@ -106,17 +105,6 @@ def private_under(parent: Path, name: str, *, remedy: str = "choose another dire
             f"{stat.filemode(status.st_mode)} of user {status.st_uid}: check what is in it, then remove it, or {remedy}"
         )
     return path
-
-
-def private_config_dir(name: str) -> Path:
-    """Create a directory in `user_config_dir`, both closed to all other users, or check them.
-
-    Raises what `private_under` raises.
-    """
-    folder, remedy = user_config_dir(), "set XDG_CONFIG_HOME to a directory that can be written"
-    with writing(folder.parent, f"; {remedy}"):
-        make_dirs(folder.parent)
-    return private_under(private_under(folder.parent, folder.name, remedy=remedy), name, remedy=remedy)
 
 
 def is_owner(status: os.stat_result) -> bool:

@@ -107,36 +107,21 @@ def check_callable(name: str, value: object) -> None:
         raise ArgumentError(f"{name} is {value!r}: it must be a function", argument=name)
 
 
-def byte_size(text: str) -> int:
-    """Parse a size in bytes, such as ``64MiB``, ``1.5 GB`` or ``4096``.
-
-    Raises `ArgumentError` for anything else.
-
-    >>> byte_size("1.5KiB"), byte_size("1GB"), byte_size("512")
-    (1536, 1000000000, 512)
-    """
-    match = _WRITTEN.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _FACTORS:
-        raise ArgumentError(f"{text!r} is not a size: write it as 64MiB, 1GB or a number of bytes")
-    return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
-
-
 def check_bytes(name: str, value: object) -> int:
-    """Return a number of bytes, at least 1, given as an integer or as a string for `byte_size`.
+    """Return a number of bytes, at least 1, given as an integer or as a string such as ``64MiB`` or ``1.5 GB``.
 
     Raises `ArgumentError` for other types, for a string that is not a size, and for less than 1.
 
-    >>> check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
-    (200000000000, 4096)
+    >>> check_bytes("cache_limit", "1.5KiB"), check_bytes("cache_limit", "200GB"), check_bytes("cache_limit", 4096)
+    (1536, 200000000000, 4096)
     """
-    problem = f"{name} is {value!r}: it must be a number of bytes, or a string such as '200GB'"
-    if isinstance(value, str):
-        try:
-            value = byte_size(value)
-        except ArgumentError:
-            raise ArgumentError(problem, argument=name) from None
-    elif not isinstance(as_number(value), int):
-        raise ArgumentError(problem, argument=name)
+    match = _WRITTEN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None and match[2].lower() in _FACTORS:
+        value = int(Decimal(match[1]) * _FACTORS[match[2].lower()])
+    if not isinstance(as_number(value), int):
+        raise ArgumentError(
+            f"{name} is {value!r}: it must be a number of bytes, or a size such as 64MiB or 200GB", argument=name
+        )
     return check_integer(name, value, 1)
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES
 from wdsdist.batching.block_plan import BlockSamples, Rule, plan_block
-from wdsdist.distributed.run_once import kept_arrays
+from wdsdist.distributed.run_once import kept
 from wdsdist.errors import StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.permutation import mix_key
@@ -83,7 +83,7 @@ def parsed(string: str) -> tuple[Segment, ...]:
 
 
 class Block(NamedTuple):
-    """The batches of some ranks in a block: arrays alone, which processes can hand to each other."""
+    """The batches of some ranks in a block, which processes hand to each other."""
 
     ranks: Int64s
     bounds: Int64s
@@ -188,7 +188,7 @@ class PlannedEpoch:
 
     def count_batches(self) -> int:
         # One process of a node makes the pass over all lengths.
-        return int(kept_arrays(self._identity, lambda: {"count": np.array(sum(self.steps()))})["count"])
+        return kept(self._identity, lambda: sum(self.steps()))
 
     @property
     def _identity(self) -> str:
@@ -215,7 +215,7 @@ class PlannedEpoch:
     def _plan(self, number: int, ranks: range) -> Block:
         if self.block_samples < _SHARED:
             return self.block(number, ranks)
-        return Block(**kept_arrays(f"{self._identity} {number} {ranks}", lambda: self.block(number, ranks)._asdict()))
+        return kept(f"{self._identity} {number} {ranks}", lambda: self.block(number, ranks))
 
     def _is_to_come(self, number: int, rank: int) -> bool:
         """Whether a block is neither planned nor behind the one that is read; the first block never is."""

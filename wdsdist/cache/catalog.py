@@ -91,7 +91,7 @@ class Catalog:
         """The number of this process among the readers; 0 if it has published nothing."""
         self._job = ""
 
-    def reserve(self, key: str, more: int, *, most: int, source: str | None = None) -> bool:
+    def reserve(self, key: str, more: int, *, most: int = 1 << 62, source: str | None = None) -> bool:
         """Reserve bytes for a copy, but no more than ``most`` in all; evict others for them.
 
         ``source`` begins a new copy, for which nothing is reserved yet. Returns false if there is no room.

@@ -36,10 +36,8 @@ from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
 from wdsdist.storage import engine
-from wdsdist.storage.waiting import Request
+from wdsdist.storage.waiting import LongWait
 
-_BLOCK = 2 << 20
-"""Bytes of the blocks of a shard that come with the members of a batch."""
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
@@ -130,7 +128,7 @@ class ChunkCache:
     ) -> list[OpenCopy]:
         """Fetch chunks into copies, and wait for chunks that other threads and processes fetch.
 
-        For copies in ``along``, the blocks around these chunks are fetched too, as the next batches need them: the
+        For copies in ``along``, whole requests around these chunks are made, as the next batches need the rest: the
         order begins with few ranges of many shards.
 
         Returns the copies for whose chunks there is no room, which are not fetched.
@@ -148,8 +146,8 @@ class ChunkCache:
             with contextlib.ExitStack() as stack:
                 for copy, chunks in wanted:
                     if copy in along:
-                        starts = np.unique(chunks * CHUNK // _BLOCK) * _BLOCK
-                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + _BLOCK, copy.chunks.size))
+                        starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
+                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.chunks.size))
                     claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
                     if not self._has_room(copy, claim):
                         full.append(copy)
@@ -232,18 +230,21 @@ class ChunkCache:
         """Create the copy of a shard, which this process alone does; ``None`` if it was evicted at once."""
         path, index = self.path(shard), shard.index(deadline)
         content = shard_index.dumps(index)
+        is_whole = shard.is_compressed or self.limit is None
+        room = (chunk_file.room_of if is_whole else chunk_file.overhead)(index.size, len(content))
+        packed = index.file.size if shard.is_compressed and shard.is_remote else 0
         file = LockableFile(path, writable=True, create=True)
         if file.lock(alone=True) and file.is_at(path):
             os.truncate(file.fileno(), 0)
         else:  # another process still uses a damaged or old copy
             file.move_to_memory()
         try:
+            if not (file.is_in_memory or self.catalog.reserve(shard.key, room + packed, source=shard.source)):
+                self._give_up(shard, file)
             if shard.is_compressed:
-                packed = index.file.size if shard.is_remote else 0
-                self._reserve(shard, file, packed + chunk_file.room_of(index.size, len(content)))
                 self._unpack(shard, index, file, deadline)
-            room = chunk_file.room_of if shard.is_compressed or self.limit is None else chunk_file.overhead
-            self._reserve(shard, file, room(index.size, len(content)))
+            if packed and not file.is_in_memory:  # its room is free again
+                self.catalog.reserve(shard.key, room, source=shard.source)
             chunk_file.initialise(
                 file, index.size, source=shard.source, index=len(content), is_whole=shard.is_compressed
             )
@@ -283,11 +284,6 @@ class ChunkCache:
                     if is_last:
                         raise
                     self.count(retries=1)
-
-    def _reserve(self, shard: CopiedShard, file: LockableFile, room: int) -> None:
-        """Reserve room for a new copy, so many bytes in all; without room, move its file to memory."""
-        if not (file.is_in_memory or self.catalog.reserve(shard.key, room, most=room, source=shard.source)):
-            self._give_up(shard, file)
 
     def _give_up(self, shard: CopiedShard, file: LockableFile) -> None:
         """Delete a new cached copy of a shard, and continue with a file in memory."""
@@ -357,13 +353,13 @@ def _waiter(deadline: storage.Deadline) -> Callable[[CopiedShard], None]:
 
     It warns of long waits, and raises `CacheError` after the deadline.
     """
-    request = Request("", attempt=0, note="another thread or process fetches it")
+    waiting = LongWait()
     turns = pauses(deadline.end, _LONGEST_PAUSE)
     next(turns)
 
     def wait(shard: CopiedShard) -> None:
-        request.location = shard.location
-        request.look()
+        if waiting.is_due():
+            waiting.warn(shard.location, "another thread or process fetches it")
         next(turns, None)
         if not deadline.left():
             # If the store fails for them too, its error says more.

@@ -154,7 +154,10 @@ def chunks_of(starts: Int64s, stops: Int64s) -> Int64s:
     counts = np.where(stops > starts, -(-stops // CHUNK) - firsts, 0)
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
-    return np.unique(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
+    chunks = np.sort(np.repeat(firsts - (ends - counts), counts) + np.arange(total))
+    # np.unique takes four times as long.
+    distinct: Int64s = chunks[np.append(True, chunks[1:] != chunks[:-1])[:total]]
+    return distinct
 
 
 def runs(chunks: Int64s) -> Int64s:

@@ -6,7 +6,7 @@ import click
 
 from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import human
-from wdsdist.cli.options import command, fields_option, number_option, of_shards, opened
+from wdsdist.cli.options import command, field_list, number_option, of_shards, opened
 from wdsdist.cli.output import contents, say
 
 
@@ -23,7 +23,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 
 @command("wdsdist bench shards", "wdsdist bench shards --decode rgb8 --fields jpg,cls --workers 0,2,4")
 @of_shards
-@fields_option
+@click.option(
+    "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
+)
 @click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
 @number_option("--batch-size", default=64, help="Samples per batch.")
 @click.option(

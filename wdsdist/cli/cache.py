@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import re
 import time
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +22,6 @@ from wdsdist.cli.options import (
     number_option,
     of_shards,
     opened,
-    parsed,
     quiet_option,
     size_option,
 )
@@ -31,8 +29,6 @@ from wdsdist.cli.output import meter, say, say_json
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @click.group()
@@ -44,18 +40,6 @@ def cache() -> None:
       wdsdist cache warm s3://bucket/train --ranks 64
       wdsdist cache info
     """
-
-
-def _age(value: str) -> float:
-    """Return the seconds of an age.
-
-    >>> _age("1.5h")
-    5400.0
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value)
-    if match is None or not float(match[1]):
-        raise ValueError(f"{value!r} is not an age such as 90m, 12h, 30d or 2w")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 @command("wdsdist cache info", "wdsdist cache info --cache-dir /local/cache --json")
@@ -84,11 +68,9 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         say(f"kept: {counted(shards, 'shard')}, {human(size)}, in {folder}")
 
 
-@command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30d")
+@command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30")
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
-@click.option(
-    "--older-than", metavar="AGE", callback=parsed(_age), help="Only copies not used for 90m, 12h, 30d or 2w."
-)
+@click.option("--older-than", type=float, metavar="DAYS", help="Only copies not used for so many days.")
 @click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option
 def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, cache_dir: Path | None) -> None:
@@ -99,7 +81,8 @@ def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, 
     """
     from wdsdist.diagnostics.cache_contents import clean as clean_up
 
-    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=older_than or 0.0, everything=everything)
+    seconds = 86_400 * (older_than or 0.0)
+    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=seconds, everything=everything)
     kept = f"; kept, because live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
     say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 

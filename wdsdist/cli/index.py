@@ -8,16 +8,7 @@ from typing import Any
 import click
 
 from wdsdist._util.validation import counted
-from wdsdist.cli.options import (
-    command,
-    how_to_open,
-    key_rule,
-    number_option,
-    of_shards,
-    on_damage,
-    opened,
-    quiet_option,
-)
+from wdsdist.cli.options import command, how_to_open, number_option, of_shards, opened, quiet_option
 from wdsdist.cli.output import contents, meter, say
 
 
@@ -40,8 +31,18 @@ from wdsdist.cli.output import contents, meter, say
 @number_option("--workers", help="Shards read at once.  [default: one per core, 16 for a store]")
 @click.option("--name", metavar="NAME", help="Write index-NAME.json, if a folder holds several data sets.")
 @click.option("--splits", is_flag=True, help="Write index-train.json and so on, one for each split in a folder.")
-@key_rule
-@on_damage
+@click.option(
+    "--key",
+    metavar="RULE",
+    default="first-dot",
+    help="Where keys end in file names: first-dot, last-dot, or a regular expression of the key.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    help="How to handle a damaged sample or tar: stop, or leave it out and list it in a report.",
+)
 @quiet_option
 def index(
     shards: tuple[str, ...], output: str | None, formats: tuple[str, ...], split: str, workers: int | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
@@ -81,13 +81,13 @@ def _first(names: list[str]) -> list[str]:
     return names if len(names) <= _NAMED else [*names[:_NAMED], f"and {len(names) - _NAMED:,} more"]
 
 
-def _range(spread: Mapping[str, int]) -> str:
-    """Return the range of some sizes and their median.
+def _range(spread: Mapping[str, Any], show: Callable[[Any], str] = human) -> str:
+    """Return the range of some sizes or numbers, and their median.
 
     >>> _range({"min": 10, "median": 2048, "max": 4096}), _range({"min": 8, "median": 8, "max": 8})
     ('10 B to 4.0 KiB, median 2.0 KiB', '8 B')
     """
-    least, median, most = (human(spread[name]) for name in ("min", "median", "max"))
+    least, median, most = (show(spread[name]) for name in ("min", "median", "max"))
     return least if spread["min"] == spread["max"] else f"{least} to {most}, median {median}"
 
 
@@ -121,8 +121,7 @@ def _column(name: str, figures: Mapping[str, Any]) -> str:
         return f"{name}: not read"
     line = f"{name}: {figures['kind']}"
     if "median" in figures:
-        least, median, most = (_number(figures[end]) for end in ("min", "median", "max"))
-        line += f", {least} to {most}, median {median}" if figures["min"] != figures["max"] else f", {least}"
+        line += f", {_range(figures, _number)}"
     elif figures.get("most_frequent"):
         shown = [f"{value[:40]} ({count:,})" for value, count in figures["most_frequent"][:3]]
         more = figures["different"] - len(shown)

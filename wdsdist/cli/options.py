@@ -15,7 +15,7 @@ import click
 from click.core import augment_usage_errors
 
 from wdsdist import errors
-from wdsdist._util.validation import byte_size, check_path
+from wdsdist._util.validation import check_bytes, check_path
 from wdsdist.cli.output import say
 from wdsdist.errors import ArgumentError, WdsdistError
 
@@ -140,7 +140,7 @@ def parsed(read: Callable[[str], Any]) -> Callable[..., Any]:
     return callback
 
 
-byte_count = parsed(byte_size)
+byte_count = parsed(functools.partial(check_bytes, "SIZE"))
 field_list = parsed(lambda value: tuple(name.strip() for name in value.split(",")))
 
 
@@ -169,21 +169,6 @@ def _batches(value: str) -> Batches:
 
 number_option = functools.partial(click.option, type=int, metavar="N")
 size_option = functools.partial(click.option, metavar="SIZE", callback=byte_count)
-key_rule = click.option(
-    "--key",
-    metavar="RULE",
-    default="first-dot",
-    help="Where keys end in file names: first-dot, last-dot, or a regular expression of the key.",
-)
-on_damage = click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    help="How to handle a damaged sample or tar: stop, or leave it out and list it in a report.",
-)
-fields_option = click.option(
-    "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
-)
 cache_dir_option = click.option(
     "--cache-dir",
     metavar="DIR",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +18,6 @@ from wdsdist.packing.options import Images, Options
 
 if TYPE_CHECKING:
     from wdsdist.distributed.run_once import Scope
-    from wdsdist.packing.sources.source import Recognised
     from wdsdist.shards.manifest import Manifest
     from wdsdist.shards.progress import ShardsProgress
 
@@ -110,25 +108,26 @@ def pack(
     given["storage_options"] = how_to_open()["storage_options"]
     shards: Any = opened(source) if how_to_open()["allow_elsewhere"] else source
     given["shuffle_seed"] = None if no_shuffle else "auto" if given["shuffle_seed"] is None else given["shuffle_seed"]
-    images = {option.name: given.pop(option.name) for option in fields(Images)}
-    if any(images[option.name] != option.default for option in fields(Images)):
-        given["images"] = Images(**images)
+    given["images"] = Images(**{option.name: given.pop(option.name) for option in fields(Images)})
     if dry_run:
         from wdsdist.packing.run import recognise, splits_of
 
         for split, own in (splits_of(shards, Options(**given)) if splits else {"": {}}).items():
             if split:
                 say(f"split {split}:")
-            _say_recognised(recognise(shards, **given, **own))
+            for line in recognise(shards, **given, **own).lines:
+                say(line)
         return
     from wdsdist.distributed.identity import identity
     from wdsdist.distributed.run_once import data_download
     from wdsdist.packing.run import pack_splits, run
 
-    states: list[ShardsProgress] = []  # the first one and the last one
-    began = time.monotonic()
+    executor, logger = None, logging.getLogger("wdsdist")
+    is_packed = False
     with contextlib.ExitStack() as stack:
-        executor = None
+        if not quiet:  # what is recognised, and that this process waits for the one that packs
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)
         if engine != "local":
             from wdsdist.integrations.engines import connect
 
@@ -136,23 +135,17 @@ def pack(
         shown = stack.enter_context(meter("packing", quiet=quiet))
 
         def show(state: ShardsProgress) -> None:
-            states[1:] = [state]
+            nonlocal is_packed
+            is_packed = True
             shown(state)
-
-        def announce(recognised: Recognised) -> None:
-            states.clear()  # of an earlier split
-            if not quiet:
-                _say_recognised(recognised, err=True)
 
         def pack(source: Any, dest: str, options: dict[str, Any]) -> dict[str, Manifest]:
             if splits:
-                return pack_splits(source, dest, executor=executor, progress=show, announce=announce, **options)
-            return {"": run(source, dest, Options(executor=executor, **options), show, announce)}
+                return pack_splits(source, dest, executor=executor, progress=show, **options)
+            return {"": run(source, dest, Options(executor=executor, **options), show)}
 
         once = pack
         if identity().world_size > 1:
-            if not quiet:  # such as that this process waits for the one that packs
-                logging.getLogger("wdsdist").setLevel(logging.INFO)
             # Once in each launch: `run` itself checks whether an earlier one has completed the work.
             shared = Path(dest) if scope == "cluster" else None
             once = data_download(scope=scope, directory=shared, force=True)(pack)
@@ -160,21 +153,16 @@ def pack(
     for split, manifest in manifests.items() if not quiet else ():
         if split:
             say(f"split {split}:")
-        _sum_up(manifest, states, time.monotonic() - began)
+        _sum_up(manifest, "packed" if is_packed else "packed already")
 
 
-def _say_recognised(recognised: Recognised, *, err: bool = False) -> None:
-    for line in recognised.lines:
-        say(line, err=err)
-
-
-def _sum_up(manifest: Manifest, states: list[ShardsProgress], seconds: float) -> None:
+def _sum_up(manifest: Manifest, what: str) -> None:
     """Print a summary of the packed data set."""
     from wdsdist.packing.destination import REPORT
     from wdsdist.storage import shown as shown_location
 
     location = shown_location(manifest.base)
-    say(f"{'packed' if states else 'packed already'}: {contents(manifest)}, in {location}")
+    say(f"{what}: {contents(manifest)}, in {location}")
     if len(lengths := manifest.generations) > 1:
         more = counted(int(manifest.counts[lengths[-2] :].sum()), "sample")
         say(f"generation: {len(lengths):,}, which added {more} in {counted(lengths[-1] - lengths[-2], 'shard')}")
@@ -186,13 +174,5 @@ def _sum_up(manifest: Manifest, states: list[ShardsProgress], seconds: float) ->
     say(f"overhead: {amounts}, for tar's headers and padding")
     if tar_bytes != manifest.num_bytes:
         say(f"compressed: {human(tar_bytes)} of tars to {manifest.num_bytes / tar_bytes:.1%}")
-    images = manifest.extra.get("images", {})
-    if (before := images.get("source_bytes")) and len(lengths) <= 1:
-        times = manifest.num_bytes / before
-        form = "raw pixels" if images["store"] == "raw" else f"JPEG of quality {images['quality']}"
-        say(f"images: as {form}, {human(manifest.num_bytes)} on disk, {times:.2g} times {human(before)} of the source")
-    if states and (size := states[-1].bytes_done - states[0].bytes_done):
-        samples = states[-1].samples_done - states[0].samples_done
-        say(f"time: {seconds:,.1f} s, {samples / seconds:,.0f} samples/s, {human(size / seconds)}/s")
     if left_out := manifest.extra.get("left_out"):
         say(f"left out: {counted(left_out, 'sample')}, listed in {location}/{REPORT}")

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from wdsdist._util.validation import check_integer, counted, human
 from wdsdist.cli.options import (
     ADVANCED,
-    access,
     command,
     epoch_options,
     json_option,
     number_option,
+    of_shards,
     opened,
     size_option,
 )
@@ -24,27 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wdsdist.batching.values import Batches
-    from wdsdist.shards.manifest import Manifest
 
 
 @command(
     "wdsdist plan shards --ranks 16 --batch-size 256",
-    "wdsdist plan --shards 2000 --samples 10000000 --ranks 64",
-    data_that_does_not_exist_yet="num_shards samples shard_bytes",
-    advanced=ADVANCED,
+    "wdsdist plan shards --batches 'TokenBudget(65536, length=\"txt.bytes\")'",
+    advanced=f"{ADVANCED} shard_bytes",
 )
-@click.argument("shards", nargs=-1)
+@of_shards
 @epoch_options
 @number_option("--workers", default=4, help="Loader workers per rank.")
-@number_option("--shards", "num_shards", help="Number of shards, instead of SHARDS.")
-@number_option("--samples", help="Number of samples in all shards, instead of SHARDS.")
 @size_option("--shard-bytes", default="64MiB", help="Size of each shard, if SHARDS does not say.")
-@access
 @json_option
 def plan(
-    shards: tuple[str, ...], workers: int, num_shards: int | None, samples: int | None, shard_bytes: int, as_json: bool,
-    batches: Batches | None, **options: Any,
-) -> None:  # fmt: skip
+    shards: tuple[str, ...], workers: int, shard_bytes: int, as_json: bool, batches: Batches | None, **options: Any
+) -> None:
     """Report an epoch over SHARDS before training. No data is read.
 
     It prints the batches per rank, the shards, bytes and requests per node, and the size of the cache needed. For
@@ -55,11 +47,7 @@ def plan(
     from wdsdist.diagnostics.epoch_report import epoch_of, epoch_report
 
     check_integer("workers", workers, 0)
-    if bool(shards) == bool(num_shards and samples):
-        raise click.UsageError("give either SHARDS, or both --shards and --samples")
-    if batches is not None and not shards:
-        raise click.UsageError("--batches needs the lengths of samples: give SHARDS, not --shards and --samples")
-    manifest = opened(*shards) if shards else _imagined(num_shards or 0, samples or 0)
+    manifest = opened(*shards)
     check_integer("shard_bytes", shard_bytes, 0, 2**62 // max(1, len(manifest.counts)))
     sizes = np.maximum(manifest.sizes, manifest.tar_sizes)  # as they lie in the cache
     sizes = np.where(sizes < 0, shard_bytes, sizes)
@@ -114,23 +102,6 @@ def plan(
             f"warning: no rank gets a batch: an epoch has {samples_in_all}, fewer than one batch on each of {ranks}; "
             f"lower --batch-size or --ranks"
         )
-
-
-def _imagined(num_shards: int, samples: int) -> Manifest:
-    """Return the manifest of a data set that does not exist: even shards of unknown sizes."""
-    import numpy as np
-
-    from wdsdist.shards.manifest import Manifest, Source
-
-    count = check_integer("num_shards", num_shards, 1, 2**53)
-    share, more = divmod(check_integer("samples", samples, 1, 2**53), count)
-    counts = np.full(count, share)
-    counts[:more] += 1
-    unknown, empty = np.full(count, -1), np.zeros(count, "S1")
-    return Manifest(
-        names=np.full(count, b".tar"), counts=counts, sizes=unknown, digests=empty, tar_sizes=unknown,
-        sources=(Source(""),), source=np.zeros(count, np.int32),
-    )  # fmt: skip
 
 
 def _spread(values: Sequence[int], show: Callable[[int], str] = "{:,}".format) -> str:

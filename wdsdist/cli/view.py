@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,22 +16,13 @@ from wdsdist.cli.output import say
 @command(
     "wdsdist view shards",
     "ssh -L 8000:127.0.0.1:8000 HOST wdsdist view SHARDS --port 8000",
-    batches="decode transform",
     server="port host with_token",
 )
 @of_shards
 @number_option("--port", default=0, show_default=False, help="Port of the page.  [default: a free one]")
 @click.option("--host", metavar="NAME", default="127.0.0.1", help="Address to serve on, if not this machine's.")
 @click.option("--token", "with_token", is_flag=True, help="Put a token into the URL, if others use this machine.")
-@click.option("--transform", metavar="MODULE:NAME", help="Transform of the samples in batches.")
-@click.option(
-    "--decode",
-    metavar="HOW",
-    help="How batches are decoded: true, audio, an image form such as rgb8, or MODULE:NAME.  [default: true]",
-)
-def view(
-    shards: tuple[str, ...], port: int, host: str, with_token: bool, transform: str | None, decode: str | None
-) -> None:
+def view(shards: tuple[str, ...], port: int, host: str, with_token: bool) -> None:
     """Look at the samples of SHARDS in a browser.
 
     Open the URL that the command prints. The page shows images, audio, video, text, JSON, token ids and arrays, finds
@@ -41,20 +31,9 @@ def view(
     """
     from wdsdist import storage
     from wdsdist.diagnostics.view import server
-    from wdsdist.packing.sources.python import named_object
 
-    if transform is not None and not all(transform.partition(":")):
-        raise click.UsageError(f"{transform!r} is not a name in Python, such as my_module:transform")
-    decoding: Any = decode if decode not in (None, "true") else True
-    if decode and ":" in decode:
-        decoding = named_object(decode)
-    elif decoding is not True:
-        from wdsdist.samples.sample_spec import Decoder
-
-        Decoder(decoding)  # raises for an unknown form
     manifest = opened(*shards)
-    transforming = None if transform is None else named_object(transform)
-    shown = server.View(manifest, [*map(storage.shown, shards)], decode=decoding, transform=transforming)
+    shown = server.View(manifest, [*map(storage.shown, shards)])
     token = secrets.token_urlsafe(18) if with_token or host not in server.LOOPBACK else ""
     with server.Server(shown, host=host, port=port, token=token) as serving, contextlib.suppress(KeyboardInterrupt):
         samples, shards_in_all = counted(manifest.num_samples, "sample"), counted(len(manifest.counts), "shard")
@@ -79,15 +58,15 @@ def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | No
     """
     import numpy as np
 
+    from wdsdist.curation.query import is_true
     from wdsdist.diagnostics.view import contact_sheet
     from wdsdist.diagnostics.view.describe import Style
-    from wdsdist.diagnostics.view.figures import chosen_by
     from wdsdist.samples.member_reader import MemberReader
     from wdsdist.sampling.permutation import permute
 
     manifest = opened(*shards)
     style, reader = Style.of(manifest), MemberReader(manifest)
-    chosen = None if where is None else chosen_by(manifest, where)
+    chosen = None if where is None else np.flatnonzero(is_true(manifest, where))
     total = manifest.num_samples if chosen is None else len(chosen)
     positions = np.arange(min(check_integer("count", count, 1, 10_000), total))
     if seed is not None:

@@ -62,7 +62,7 @@ def add_columns(
     used = [*requested, *([own] if own else ()), *joined]
     if not used and not (used := column_file.names(data)):
         raise ArgumentError("the data set has no columns to refresh: say which to add, by fields, probe or join")
-    with column_file.writing(data, folder) as write:
+    with column_file.adding(data, folder) as write:
         stored = {name: _stored(data, name) for name in used}
         stale = [column for column in stored.values() if column is not None and column.lacking]
         requested += [column.name for column in stale if column.is_read and column.name not in requested]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,14 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.validation import as_number, check_column, check_integer, counted
+from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
 from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
-from wdsdist.errors import ArgumentError
+from wdsdist.errors import ArgumentError, IndexFormatError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import read_list
+from wdsdist.shards import view_file
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Keys = Iterable[Any] | str | os.PathLike[str]
 
-_log = logging.getLogger("wdsdist")
+_FEW = 1000
+"""Values of a list that a view holds, so that it can be made again."""
 
 
 def select(
@@ -42,6 +43,7 @@ def select(
     on: str = "key",
     sample: int | float | None = None,
     seed: int = 0,
+    allow_empty: bool = False,
 ) -> Manifest:
     """Choose samples; see `Manifest.select`."""
     seed, amount = check_integer("seed", seed, 0, 2**64 - 1), as_number(sample)
@@ -67,7 +69,7 @@ def select(
         chosen = np.argsort(points, kind="stable")[:amount] if is_number else np.flatnonzero(points < amount)
         positions = np.sort(positions[chosen])
         step |= {"sample": amount, "seed": seed}
-    return _view(manifest, positions, step)
+    return _view(manifest, positions, step, allow_empty=allow_empty)
 
 
 def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
@@ -93,6 +95,8 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     elif isinstance(values, Iterable) and not isinstance(values, bytes):
         listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
         label = note["from"] = counted(len(listed), "value")
+        if len(listed) <= _FEW:
+            note["list"] = listed.cast("large_string").to_pylist()
     else:
         reason = "it must be a list of keys, or the path of a file"
         raise ArgumentError(f"{argument} is {values!r}: {reason}", argument=argument)
@@ -100,7 +104,9 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
     return is_listed, note | {"values": len(listed), "on": on, "samples": int(is_listed.sum())}
 
 
-def split(manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0) -> tuple[Manifest, ...]:
+def split(
+    manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed: int = 0, allow_empty: bool = False
+) -> tuple[Manifest, ...]:
     """Split the samples into views; see `Manifest.split`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     if not shares:
@@ -119,11 +125,11 @@ def split(manifest: Manifest, shares: dict[str, float], *, by: str = "key", seed
     for name, first, last in zip(shares, [0.0, *ends[:-1]], ends, strict=True):
         inside = np.flatnonzero((points >= first) & (points < last))
         step = {"split": dict(shares), "part": name, "by": by, "seed": seed}
-        views.append(_view(manifest, inside, step))
+        views.append(_view(manifest, inside, step, allow_empty=allow_empty))
     return tuple(views)
 
 
-def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
     """Repeat samples; see `Manifest.repeat`."""
     seed = check_integer("seed", seed, 0, 2**64 - 1)
     numbers, by = _numbers(manifest, times, "repeat samples")
@@ -133,10 +139,10 @@ def repeat(manifest: Manifest, times: npt.ArrayLike, *, seed: int = 0) -> Manife
         counts += _points(manifest, "repeat", seed) < numbers - counts
         step["seed"] = seed
     positions = np.repeat(np.arange(manifest.num_samples), _checked(counts, "repeat samples"))
-    return _view(manifest, positions, step)
+    return _view(manifest, positions, step, allow_empty=allow_empty)
 
 
-def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1) -> Manifest:
+def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1, allow_empty: bool = False) -> Manifest:
     """Make the parts of each record samples of their own; see `Manifest.explode`."""
     if manifest.has_parts:
         raise ArgumentError("the samples are parts of records already: explode the data set that they were made of")
@@ -148,7 +154,7 @@ def explode(manifest: Manifest, by: npt.ArrayLike, *, per: float = 1) -> Manifes
     positions, starts = np.repeat(np.arange(manifest.num_samples), totals), np.cumsum(totals) - totals
     parts = np.stack((np.arange(len(positions)) - starts[positions], totals[positions]), axis=1).astype(np.uint32)
     step = {"explode": column, **({"per": width} if width != 1 else {})}
-    return _view(manifest, positions, step, parts)
+    return _view(manifest, positions, step, parts, allow_empty=allow_empty)
 
 
 def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
@@ -161,8 +167,67 @@ def _checked(counts: npt.NDArray[np.float64], what: str) -> Int64s:
     return counts.astype(np.int64)
 
 
+def refresh(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_elsewhere: bool = False,
+    allow_empty: bool = False,
+) -> list[tuple[Path, Manifest]]:
+    """Make a saved view again by its recorded steps, of the samples that its data set has now.
+
+    Views that it was made of are made again, too. Returns the paths that were written, and their views.
+
+    Raises `ArgumentError` for a step that cannot be repeated, such as a list of keys that was no file.
+    """
+    from wdsdist.shards.open import open as open_data
+
+    own = check_path("path", path).absolute()
+    named = storage.named(storage_options, [str(own)])
+    _, origin, header = view_file.read(str(own), named, allow_elsewhere=allow_elsewhere)
+    current = open_data(origin, storage_options=storage_options, allow_elsewhere=allow_elsewhere)
+    views: list[tuple[Path, Manifest]] = []
+    for step in header["made_by"]:
+        parent = Path(str(step.get("view") or own))
+        if parent != own and current.picks is not None and view_file.is_view(str(parent), named):
+            views.append((parent, current))
+        current = _again(current, step, allow_elsewhere=allow_elsewhere, allow_empty=allow_empty)
+    views.append((own, current))
+    for location, view in views:  # all are made before the first is written
+        view_file.save(view, location)
+    return views
+
+
+def _again(data: Manifest, step: dict[str, Any], *, allow_elsewhere: bool, allow_empty: bool) -> Manifest:
+    """Return the view that a recorded step makes of a data set.
+
+    Raises `IndexFormatError` for a list in a store, unless the user allows it, as for the data set of a view.
+    """
+    options: dict[str, Any] = {name: step[name] for name in ("where", "sample", "seed", "by", "per") if name in step}
+    options["allow_empty"] = allow_empty
+    match step:
+        case {"split": dict(shares), "part": str(part)}:
+            return split(data, dict(shares), **options)[list(shares).index(part)]
+        case {"repeat": times}:
+            return repeat(data, times, **options)
+        case {"explode": by}:
+            return explode(data, by, **options)
+    for name in ("keys", "exclude"):
+        if note := step.get(name):
+            options |= {name: note.get("list", note["from"]), "on": note["on"]}
+            if isinstance(options[name], str) and storage.is_remote(options[name]) and not allow_elsewhere:
+                raise IndexFormatError(
+                    f"the view was made with the list {storage.shown(options[name])}: if you know it and want it, pass "
+                    f"{given('allow_elsewhere', True)}"
+                )
+    return select(data, **options)
+
+
 def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.NDArray[np.float64], str | float]:
-    """Return repeat counts or lengths, float64 [samples], of a number, column or array, and their note for the view."""
+    """Return repeat counts or lengths, float64 [samples], of a number, column or array, and their note for the view.
+
+    A view cannot be made again by an array, which it does not hold.
+    """
     if isinstance(values, str):
         column = columns.column(manifest, values)
         if str(column.type) == "large_string":
@@ -187,20 +252,27 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
     return numbers, f"{counted(len(numbers), 'number')}, one a sample"
 
 
-def _view(manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None) -> Manifest:
+def _view(
+    manifest: Manifest, positions: Int64s, step: dict[str, Any], parts: Any = None, *, allow_empty: bool
+) -> Manifest:
     """Return the view of the samples at increasing positions of a data set or view.
 
     ``parts`` says the part of its record that each sample is; without it each stays the part that it was.
     """
-    if not len(positions):
+    if not len(positions) and not allow_empty:
         which = f"the part {step['part']!r}" if "part" in step else "the view"
-        _log.warning("%s has no sample of %s", which, f"{manifest.num_samples:,}")
+        raise ArgumentError(
+            f"{which} would have no sample of {manifest.num_samples:,}: allow that with {given('allow_empty', True)}",
+            argument="allow_empty",
+        )
     before = manifest.picks
     stored = positions if before is None else before.positions()[positions]
     if parts is None and before is not None and before.parts is not None:
         parts = before.parts[positions]
     picks = Picks.of_positions(manifest.whole.counts, stored, parts)
     about = {**step, "samples_before": manifest.num_samples, "samples_after": len(positions)}
+    if before is not None and before.path:
+        about["view"] = before.path
     return manifest.chosen(picks, (*manifest.made_by, about))
 
 

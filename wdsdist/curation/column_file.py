@@ -25,8 +25,8 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import atomic_write, lies_in, locked, mapped
-from wdsdist._util.host import private_config_dir, user_config_dir
+from wdsdist._util.files import atomic_write, lies_in, locked, mapped, writing
+from wdsdist._util.host import is_own_file, make_dirs, user_config_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
@@ -124,7 +124,7 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
 
 
 @contextlib.contextmanager
-def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Callable[..., None]]:
+def adding(manifest: Manifest, output: Path | None = None) -> Iterator[Callable[..., None]]:
     """Give a function that writes columns of a data set; the end of the block adds them all.
 
     Its arguments are the name, the values of all samples as a chunked array, the tables that were joined, and
@@ -159,8 +159,11 @@ def writing(manifest: Manifest, output: Path | None = None) -> Iterator[Callable
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if output is not None:
-            with atomic_write(_choice(home)) as stream:
-                stream.write(os.fsencode(folder))
+            choice = _choice(home)
+            with writing(choice.parent, "; set XDG_CONFIG_HOME to a directory that can be written"):
+                make_dirs(choice.parent)
+                with atomic_write(choice, 0o600) as stream:
+                    stream.write(os.fsencode(folder))
         work = folder / _WORK
         with locked(folder / LOCK, on_wait=refuse, optional=True):
             shutil.rmtree(work, ignore_errors=True)  # of a call that was killed; a link stays, and is an error
@@ -239,9 +242,9 @@ def file_name(name: str) -> str:
 def folders(manifest: Manifest) -> list[str]:
     """Return the folders of a data set's columns: the one that this user chose, then the one beside ``index.json``."""
     home = _home(manifest)
-    if (user_config_dir() / FOLDER).is_dir():
-        with contextlib.suppress(OSError, ArgumentError, DestinationError):
-            return [os.fsdecode(_choice(home).read_bytes()), storage.join(home, FOLDER)]
+    with contextlib.suppress(OSError, ArgumentError):  # of a user without a home directory
+        if is_own_file(choice := _choice(home)):
+            return [os.fsdecode(choice.read_bytes()), storage.join(home, FOLDER)]
     return [storage.join(home, FOLDER)]
 
 
@@ -252,7 +255,7 @@ def _home(manifest: Manifest) -> str:
 
 def _choice(home: str) -> Path:
     """Return the file that names the folder where this user put the columns of a data set."""
-    return private_config_dir(FOLDER) / hashlib.sha256(home.encode("utf-8", "surrogateescape")).hexdigest()
+    return user_config_dir() / FOLDER / hashlib.sha256(home.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

@@ -26,6 +26,7 @@ from wdsdist.curation.columns import members_of
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
 from wdsdist.packing.tables import arrays
+from wdsdist.samples.images.decode import EncodedImage
 from wdsdist.samples.member_reader import open_source
 from wdsdist.shards.progress import Report, ShardsProgress
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
@@ -110,8 +111,6 @@ def image_size(start: memoryview, *_: object) -> tuple[int, int]:
     Raises ``ValueError`` if its header is longer than the bytes read so far, and for anything else than an image.
     """
     extra("PIL", "images", "the size of images")
-    from wdsdist.samples.images.decode import EncodedImage
-
     return EncodedImage(start).size
 
 

@@ -79,10 +79,6 @@ class Repair:
     """What was done, or why the shard could not be repaired."""
 
 
-_Stored = tuple[ShardIndex | None, str, str]
-"""The index that is stored for a shard, or else the problem with it; and where it lies, or should lie."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Check:
     """What to check of the shards of a data set."""
@@ -165,22 +161,25 @@ def verify(
 def _check(carried: Carried[_Check], number: int) -> list[Damage]:
     """Return all damage of one shard, which is fetched first if it is remote."""
     check = carried.value
-    location, stored = check.manifest.location(number), _stored(check.manifest, number)
+    location = check.manifest.location(number)
     if not storage.is_remote(location):
-        return _problems(storage.local_path(location), stored, check, number)
+        return _problems(storage.local_path(location), check, number)
     with tempfile.TemporaryDirectory(prefix="wdsdist-", dir=temporary_dir()) as folder:
         path = Path(folder) / storage.split(location)[1]
         try:
             engine.fetch(location, path, check.manifest.part(number)[0].client_options)
-            return _problems(path, stored, check, number)
+            return _problems(path, check, number)
         except (NotFoundError, StorageError) as error:
             is_missing = isinstance(error, NotFoundError)
             problem = "is not there: upload it again" if is_missing else f"cannot be fetched: {error}"
             return [Damage(check.manifest.shown_name(number), problem, number=number)]
 
 
-def _stored(manifest: Manifest, number: int) -> _Stored:
-    """Load the index of a shard: from below the index.json that lists it, or else from beside the shard."""
+def _stored(manifest: Manifest, number: int) -> tuple[ShardIndex | None, str, str]:
+    """Load the index of a shard: from below the index.json that lists it, or else from beside the shard.
+
+    Returns the index, or else the problem with it; and where it lies, or should lie.
+    """
     location, data = manifest.location(number), manifest.part(number)[0]
     is_remote = storage.is_remote(location)
     places = [place for place in shard_index.places(location, data.base) if is_remote or not storage.is_remote(place)]
@@ -199,10 +198,10 @@ def _stored(manifest: Manifest, number: int) -> _Stored:
     return None, f"has no index {name} beside it: run `wdsdist index`, or pack again", places[-1]
 
 
-def _problems(path: Path, stored: _Stored, check: _Check, number: int) -> list[Damage]:
+def _problems(path: Path, check: _Check, number: int) -> list[Damage]:
     """Return the damage of a local shard, its index and its members."""
     listed, data, name = check.manifest.shard(number), check.manifest.part(number)[0], check.manifest.shown_name(number)
-    (known, index_problem, place), scanned, problems = stored, None, list[Damage]()
+    (known, index_problem, place), scanned, problems = _stored(check.manifest, number), None, list[Damage]()
 
     def add(problem: str, part: Part = "tar") -> None:
         problems.append(Damage(name, problem, part, number))
@@ -373,7 +372,7 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
             f"it lies outside {storage.shown(data.base)}, the folder of the data set, or behind a link out of it: "
             f"repair it there"
         )
-    stored = known, _, place = _stored(manifest, number)
+    known, _, place = _stored(manifest, number)
     done = "indexed again"
     if "tar" in parts:
         if source is None:
@@ -384,7 +383,7 @@ def _repaired(manifest: Manifest, number: int, parts: set[str], source: Location
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
             copy = Path(folder) / path.name
             engine.fetch(whole, copy, data.client_options)
-            for problem in _problems(copy, stored, _Check(manifest), number):
+            for problem in _problems(copy, _Check(manifest), number):
                 if problem.part == "tar":
                     raise ShardDamagedError(
                         f"{storage.shown(whole)} is not the shard that was packed: it {problem.problem}"

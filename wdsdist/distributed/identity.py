@@ -30,7 +30,7 @@ class Identity:
     world_size: int
     """Number of processes."""
     local_world_size: int
-    """Number of processes on this node."""
+    """Number of processes on this node; under Slurm, the mean of all nodes, rounded up."""
     node_rank: int
     """Number of this node, from 0."""
     source: Source
@@ -119,29 +119,26 @@ def _detect() -> Identity:
     return Identity(rank, world, world, 0, "torch.distributed")
 
 
-_SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
-_LAUNCHERS: tuple[tuple[Source, str, str, str, str], ...] = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+_LAUNCHERS: tuple[tuple[Source, str, str, str, str, str], ...] = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "", "GROUP_RANK"),
     # A batch script without srun has SLURM_PROCID=0 and SLURM_NTASKS=8 for one lone process. Only srun sets
     # SLURM_STEP_NUM_TASKS, so nothing else is believed.
-    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM_TASKS, "SLURM_NODEID"),
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", "SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
     # OMPI_COMM_WORLD_NODE_RANK is not the number of the node but one more rank on it: the node is worked out.
-    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "", ""),
 )
-"""The environment variables of each launcher: rank, world size, local world size and node rank."""
+"""The environment variables of each launcher: rank, world size, local world size or number of nodes, and node rank."""
 
 
 def _launched() -> Identity:
     """Return the identity from the first launcher that has set rank and world size, checked and completed."""
-    for source, of_rank, of_world, of_size, of_node in _LAUNCHERS:
+    for source, of_rank, of_world, of_size, of_nodes, of_node in _LAUNCHERS:
         rank, world = _variable(of_rank), _variable(of_world)
         if rank is None or world is None:
             continue
         if rank >= world:
             raise ArgumentError(f"{of_rank} is {rank} but {of_world} is {world}: ranks begin at 0")
-        node = _variable(of_node) if of_node else None
-        size = _slurm_tasks(node or 0) if source == "slurm" else _variable(of_size)
-        size = size or world
+        node, size = _variable(of_node), _variable(of_size) or -(-world // (_variable(of_nodes) or 1))
         return Identity(rank, world, size, rank // size if node is None else node, source)
     rank, world = _variable("RANK"), _variable("WORLD_SIZE")
     # One variable without the other would quietly make every process rank 0 of 1: each would read everything.
@@ -151,22 +148,6 @@ def _launched() -> Identity:
             f"{lone} is not set: call torch.distributed.init_process_group first, or set both, as torchrun does"
         )
     return _ALONE
-
-
-def _slurm_tasks(node: int) -> int | None:
-    """Return a node's entry of ``SLURM_STEP_TASKS_PER_NODE``, such as ``4(x2),3`` for 4, 4 and 3 tasks."""
-    string = os.environ.get(_SLURM_TASKS)
-    if string is None:
-        return None
-    nodes = 0
-    for part in string.split(","):
-        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part.strip())
-        if match is None:
-            raise ArgumentError(f'{_SLURM_TASKS} is {reprlib.repr(string)}: it must read as "4(x2),3" does')
-        nodes += int(match[2] or 1)
-        if node < nodes:
-            return int(match[1])
-    raise ArgumentError(f"SLURM_NODEID is {node} but {_SLURM_TASKS} is {reprlib.repr(string)}: it names {nodes} nodes")
 
 
 def _variable(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Once per node: ``data_download`` runs a function, and shares its result or its error; `kept_arrays` keeps arrays."""
+"""Once per node: ``data_download`` runs a function, and shares its result or its error; `kept` what is computed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ import threading
 import time
 import traceback
 import types
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from wdsdist._util.files import atomic_write, locked, writing
 from wdsdist._util.host import private_dir, private_under
@@ -33,16 +32,12 @@ from wdsdist.distributed.barriers import post_failure
 from wdsdist.distributed.identity import process_start, run_id
 from wdsdist.errors import ArgumentError, DestinationError, DistributedError, DistributedTimeoutError
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("wdsdist")
 
 Scope = Literal["node", "cluster"]
-Arrays = dict[str, "npt.NDArray[Any]"]
 
 _POLL_SECONDS: Mapping[Scope, float] = {"node": 0.05, "cluster": 0.5}  # each poll of a shared file system is traffic
 
@@ -53,7 +48,7 @@ _failures: dict[Path, float] = {}
 """Time of the latest failure that this process has raised, by file; only later failures are raised again."""
 
 _MOST_KEPT = 64
-"""Results of `kept_arrays` on a node, the latest ones; older ones are computed again when needed."""
+"""Values of `kept` on a node, the latest ones; older ones are computed again when needed."""
 
 _thread = threading.local()
 """The files of the calls that this thread runs: to wait for such a call would deadlock."""
@@ -164,6 +159,9 @@ def data_download(
         return wrapper
 
     return decorate if function is None else decorate(function)
+
+
+dataDownload = data_download  # noqa: N816 - the spelling that some platforms use
 
 
 def is_running() -> bool:
@@ -380,28 +378,20 @@ def _described(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def kept_arrays(about: str, compute: Callable[[], Arrays]) -> Arrays:
-    """Return arrays that another process of this node has computed, or compute them while the others wait.
+def kept(about: str, compute: Callable[[], T]) -> T:
+    """Return a value that another process of this node has computed, or compute it while the others wait.
 
-    They lie in the private directory of the node. If nothing can be kept there, each process computes for itself.
-    ``about`` says everything that the arrays depend on.
+    It lies in the private directory of the node. If nothing can be kept there, each process computes for itself.
+    ``about`` says everything that the value depends on.
     """
-    import numpy as np  # not at the top: a script may prepare its data without
-
     name = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    with contextlib.ExitStack() as stack:
-        try:
-            path = private_under(private_dir(), "arrays") / f"{name}.npz"
-            stack.enter_context(locked(path.with_suffix(".lock")))
-        except OSError:
-            return compute()
-        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
-            return dict(arrays)
-        computed = compute()
-        with contextlib.suppress(OSError):
-            with atomic_write(path) as stream:
-                np.savez(stream, **computed)  # type: ignore[arg-type]
-            for old in sorted(path.parent.glob("*.npz"), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
-                old.unlink(missing_ok=True)
-                old.with_suffix(".lock").unlink(missing_ok=True)
-        return computed
+    try:
+        path = private_under(private_dir(), "kept") / f"{name}.outcome"
+        value = _once("compute", compute, path, "node", None, force=False)
+    except DestinationError:
+        return compute()
+    with contextlib.suppress(OSError):
+        for old in sorted(path.parent.glob("*.outcome"), key=lambda path: path.stat().st_mtime)[:-_MOST_KEPT]:
+            old.unlink(missing_ok=True)
+            old.with_suffix(".lock").unlink(missing_ok=True)
+    return value

@@ -52,18 +52,25 @@ class StreamingTrainerMixin:
 
     def __init__(self: Any, *args: Any, batches: Batches | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._batches = batches
+        theirs = getattr(self.args, "train_sampling_strategy", "random")
+        if batches is not None and (theirs != "random" or getattr(self.args, "group_by_length", False)):
+            raise ArgumentError(
+                f"batches={batches} and train_sampling_strategy={theirs!r} both decide which samples a batch has: "
+                f"leave out the latter",
+                argument="batches",
+            )
         has_collator = len(args) > 2 or kwargs.get("data_collator") is not None
-        self._batches = _checked(batches, self.args, has_collator)
+        if batches is not None and has_collator and not batches.takes_collate_fn:
+            raise ArgumentError(
+                f"{type(batches).__name__} makes the batches itself: leave out data_collator, or pass TokenBudget "
+                f"instead",
+                argument="batches",
+            )
         self.add_callback(LoaderPosition())
         self._rest: Iterator[Any] | None = None
         self._lengths: _EpochLengths | None = None
         """The lengths of epochs, in a run on planned batches."""
-
-    def num_examples(self: Any, dataloader: Any) -> int:
-        """Return the samples of a loader on all ranks."""
-        if isinstance(dataloader, StreamingDataLoader):
-            return dataloader.dataset.num_samples
-        return int(super().num_examples(dataloader))  # type: ignore[misc]
 
     def get_train_dataloader(self: Any) -> Any:
         """Return the loader of the training set."""
@@ -96,7 +103,7 @@ class StreamingTrainerMixin:
         """Return a prepared loader, by default with workers that end: Accelerate keeps each evaluation's loader."""
         collator = _Unmarked(self.data_collator) if dataset.mark_padding else self.data_collator
         loader = StreamingDataLoader(
-            dataset.of_all_ranks(),  # which evaluation asks for its length
+            dataset.of_all_ranks(),  # which the trainer asks for its length
             batch_size,
             batches=batches,
             **{"drop_last": False, "persistent_workers": False, **options},
@@ -203,25 +210,6 @@ class _EpochLengths:
         while updates >= (count := self.updates(epoch)):
             epoch, updates = epoch + 1, updates - count
         return epoch, updates
-
-
-def _checked(batches: Batches | None, args: TrainingArguments, has_collator: bool) -> Batches | None:
-    """Return how batches are made; raise if the trainer has another say in the same thing."""
-    if batches is None:
-        return None
-    theirs = getattr(args, "train_sampling_strategy", "random")
-    if theirs != "random" or getattr(args, "group_by_length", False):
-        raise ArgumentError(
-            f"batches={batches} and train_sampling_strategy={theirs!r} both decide which samples a batch has: leave "
-            f"out the latter",
-            argument="batches",
-        )
-    if has_collator and not batches.takes_collate_fn:
-        raise ArgumentError(
-            f"{type(batches).__name__} makes the batches itself: leave out data_collator, or pass TokenBudget instead",
-            argument="batches",
-        )
-    return batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ class Clip:
     channels last in memory. The seed chooses the start of the clip, uniformly over all times at which it fits: the same
     data and seed give the same clip anywhere. Nothing before its keyframe or after its end is decoded. Frames are
     upright, edit lists apply, and pixels stay as they are, square or not. If the data set is exploded, clip ``part`` of
-    ``parts`` lies in that stretch of the video, or contains it if the stretch is shorter.
+    ``parts`` lies in that stretch of the video, or contains it if the stretch is shorter. A video that is too short
+    ends with its last frame, repeated.
 
     Args:
         frames: number of frames of the clip.
@@ -87,7 +88,6 @@ class Clip:
             centre. Or an image transform such as `RandomResizedCrop`, which gets the same seed for all frames, so it
             crops the same part. ``None`` keeps the size of the video.
         at: where the clip lies, from 0 at the beginning to 1 at the end: 0.5 for evaluation. Random by default.
-        short: ``"pad"`` repeats the last frame of a video that is too short, ``"error"`` makes it a bad sample.
         max_pixels: the most pixels of a frame, or without ``size`` of all frames of a clip together; more are an error,
             raised before decoding.
 
@@ -108,7 +108,6 @@ class Clip:
     fps: float | None = None
     size: int | tuple[int, int] | Callable[..., Any] | None = None
     at: float | None = None
-    short: Literal["pad", "error"] = "pad"
     max_pixels: int = MAX_PIXELS
 
     reads_views: ClassVar[bool] = True
@@ -122,7 +121,8 @@ class Clip:
                 raise ArgumentError(f"stride is {self.stride!r} and fps is {self.fps!r}: give one of them")
         if self.size is not None and not callable(self.size):
             check_image_size(self.size)
-        _check_location(self.at, self.short)
+        if self.at is not None:
+            check_number("at", self.at, 0, 1)
 
     def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
@@ -193,13 +193,8 @@ class Clip:
         times, end = track.times()
         if fps is not None:
             start = times[0] + location.begin(end - times[0], reach)
-            is_short = start + reach >= end
         else:
-            first = location.begin(len(times), (self.frames - 1) * stride)
-            start, is_short = times[first], first + (self.frames - 1) * stride >= len(times)
-        if is_short and self.short == "error":
-            seconds = float((end - times[0]) * track.tick)
-            raise SampleError(f"a video of {len(times):,} frames, {seconds:.3f} s, is too short for the clip")
+            start = times[location.begin(len(times), (self.frames - 1) * stride)]
         if not (yield from decode(start, is_last=True)):
             raise SampleError("frames of it are missing")
 
@@ -235,7 +230,8 @@ class AudioClip:
     """Extract a clip of a recording, or all of it, at a fixed rate and with a fixed number of channels.
 
     Called with (data, seed), where data is encoded audio, or a video with sound, it returns a float32 tensor [channels,
-    samples] in -1 to 1. The seed or the part chooses the start of the clip, as in `Clip`.
+    samples] in -1 to 1. The seed or the part chooses the start of the clip, as in `Clip`. Silence follows a recording
+    that is too short.
 
     Args:
         seconds: length of the clip, which has ``round(seconds * rate)`` samples. ``None`` takes the whole recording,
@@ -244,7 +240,6 @@ class AudioClip:
         channels: 1 takes the mean of all channels, 2 doubles a single channel; ``None`` keeps the channels of the
             recording.
         at: where the clip lies, from 0 at the beginning to 1 at the end: 0.5 for evaluation. Random by default.
-        short: ``"pad"`` adds silence to a recording that is too short, ``"error"`` makes it a bad sample.
         max_samples: the most samples of a recording, over all channels.
 
     Raises `ArgumentError` for arguments that cannot work; when called, `SampleError` for data that
@@ -260,7 +255,6 @@ class AudioClip:
     _: KW_ONLY
     channels: Literal[1, 2] | None = 1
     at: float | None = None
-    short: Literal["pad", "error"] = "pad"
     max_samples: int = MAX_SAMPLES
 
     reads_views: ClassVar[bool] = True
@@ -273,7 +267,8 @@ class AudioClip:
         if self.channels not in (1, 2, None):
             raise ArgumentError(f"channels is {self.channels!r}: it must be 1, 2 or None")
         check_integer("max_samples", self.max_samples, 1)
-        _check_location(self.at, self.short)
+        if self.at is not None:
+            check_number("at", self.at, 0, 1)
 
     def __call__(self, data: Any, seed: int | None = None, *, part: int = 0, parts: int = 1) -> torch.Tensor:
         import torch
@@ -287,9 +282,6 @@ class AudioClip:
         elif self.channels == 2:
             samples = np.repeat(samples, 2 // len(samples), axis=0)
         missing = 0 if self.seconds is None else round(self.seconds * rate) - samples.shape[1]
-        if missing > 0 and self.short == "error":
-            seconds = samples.shape[1] / rate
-            raise SampleError(f"a recording of {seconds:.3f} s is too short for a clip of {self.seconds} s")
         return torch.from_numpy(np.pad(samples, ((0, 0), (0, missing))) if missing > 0 else samples)
 
     def read(self, data: Any, location: Location) -> tuple[Samples, int]:
@@ -393,10 +385,3 @@ def _drawn(at: float | None, seed: int | None, part: Part) -> tuple[Location, in
     draw = random.Random(check_integer("seed", seed, 0, 2**63 - 1))  # None would be another clip each time
     share = draw.random()
     return Location(share if at is None else at, part), draw.getrandbits(63)
-
-
-def _check_location(at: object, short: object) -> None:
-    if at is not None:
-        check_number("at", at, 0, 1)
-    if short not in ("pad", "error"):
-        raise ArgumentError(f'short is {short!r}: it must be "pad" or "error"', argument="short")

@@ -6,14 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.packing.options import Images as Images
-from wdsdist.shards.progress import ShardsProgress as PackProgress
 
 if TYPE_CHECKING:
     from wdsdist.packing.run import pack as pack
     from wdsdist.packing.run import pack_splits as pack_splits
     from wdsdist.packing.run import recognise as recognise
 
-__all__ = ["Images", "PackProgress", "pack", "pack_splits", "recognise"]
+__all__ = ["Images", "pack", "pack_splits", "recognise"]
 
 
 def __getattr__(name: str) -> Any:

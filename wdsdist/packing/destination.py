@@ -8,11 +8,9 @@ shards. Files that have the names of a recorded job's shards are wdsdist's own.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +33,7 @@ from wdsdist.errors import (
 from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.plan import shard_name, shard_number
-from wdsdist.packing.sources.source import SCRATCH_SUFFIX
+from wdsdist.packing.sources.source import SCRATCH_NAME
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest
@@ -50,10 +48,6 @@ REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""
 
 _LOCK = ".wdsdist-pack.lock"
-
-# What `_util.files.atomic_write` writes for packing, and the folders of sources that are unpacked or fetched first.
-_NAMES = "|".join(map(re.escape, (manifests.FILE_NAME, PACK_RECORD, REPORT)))
-_TEMPORARY = re.compile(rf"\.tmp-\w+(?:-(?:shard-\d+\.tar[\w.]*|{_NAMES})|(?P<folder>{re.escape(SCRATCH_SUFFIX)}))")
 
 _log = logging.getLogger("wdsdist")
 
@@ -120,18 +114,11 @@ class Destination:
         """Remove a file; one that is not there is no error."""
         storage.delete(self.at(name), self.options)
 
-    def data_set(self, *, is_sound: bool = True) -> Manifest | None:
-        """Return the data set that lies there, or ``None``.
-
-        Raises `IndexFormatError` for a damaged ``index.json`` that must be sound.
-        """
+    def data_set(self) -> Manifest | None:
+        """Return the data set that lies there, or ``None``. Raises `IndexFormatError` for a damaged ``index.json``."""
         try:
             return manifests.load(self.at(manifests.FILE_NAME), self.options)
         except NotFoundError:
-            return None
-        except IndexFormatError:
-            if is_sound:
-                raise
             return None
 
 
@@ -173,14 +160,13 @@ def complete(target: Destination, manifest: Manifest) -> None:
 
 def _tidy(folder: Path) -> None:
     """Remove the temporary files of packing, such as a killed worker leaves; under the folder's lock."""
-    for path in list(folder.iterdir()):
-        if match := _TEMPORARY.fullmatch(path.name):
-            if match["folder"] is None:
-                path.unlink(missing_ok=True)
-            elif path.is_symlink():  # which `rmtree` refuses too
-                raise OSError(errno.ELOOP, f"{path.name} is a symbolic link")
-            else:  # NFS keeps what our source has open under another name: the source removes it when it goes.
-                shutil.rmtree(path, ignore_errors=True)
+    for path in list(folder.glob(f"{files.TEMPORARY}*-*")):
+        name = path.name.removeprefix(files.TEMPORARY).partition("-")[2]
+        if name == SCRATCH_NAME:
+            # A link is left alone. NFS keeps what our source has open under another name, until the source removes it.
+            shutil.rmtree(path, ignore_errors=True)
+        elif shard_number(name) >= 0 or name in (manifests.FILE_NAME, PACK_RECORD, REPORT):
+            path.unlink(missing_ok=True)
 
 
 def save_report(target: Destination, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:
@@ -235,10 +221,11 @@ class Job:
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
 
     def writes(self, name: str) -> bool:
-        """Return whether a file name is the name of a shard that this job writes."""
+        """Return whether a file name is the name of a shard that this job writes, or of the index beside it."""
         number = shard_number(name)
         is_planned = number < self.first + self.shards or not self.shards
-        return self.first <= number and is_planned and name == shard_name(number, self.options.get("compress"))
+        own = shard_name(number, self.options.get("compress"))
+        return self.first <= number and is_planned and name.removesuffix(shardindex.SUFFIX) == own
 
 
 def records(target: Destination) -> list[Job]:
@@ -255,13 +242,6 @@ def records(target: Destination) -> list[Job]:
     return jobs
 
 
-def save(target: Destination, jobs: list[Job]) -> None:
-    """Write the ledger, whole or not at all."""
-    with target.create(PACK_RECORD) as stream:
-        content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
-        stream.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
 def finished(target: Destination, job: Job, options: Options) -> Manifest | None:
     """Return the manifest of a data set that needs nothing of a job any more, or ``None``.
 
@@ -269,14 +249,18 @@ def finished(target: Destination, job: Job, options: Options) -> Manifest | None
     be. With ``append``, it holds what the job's source held, from its packing or from an earlier append.
     """
     jobs = records(target)
-    if options.append and (known := target.data_set()) is not None:
-        packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(known.counts)}
-        return known if job.fingerprint in packed else None
-    if all(known.differences(job) for known in jobs[:1]):
+    try:
+        manifest = target.data_set()
+    except IndexFormatError:
+        if options.append:
+            raise
+        return None  # it is written again
+    if manifest is not None and options.append:
+        packed = {earlier.fingerprint for earlier in jobs if earlier.listed < len(manifest.counts)}
+        return manifest if job.fingerprint in packed else None
+    # `wdsdist index` may have replaced our index.json, and does not know our notes.
+    if manifest is None or "shuffle_seed" not in manifest.extra or all(first.differences(job) for first in jobs[:1]):
         return None
-    manifest = target.data_set(is_sound=False)
-    if manifest is None or "shuffle_seed" not in manifest.extra:
-        return None  # `wdsdist index` has replaced our index.json, and does not know our notes
     if manifest.extra.get("left_out") and options.on_error == "raise":
         return None
     sizes = target.sizes()
@@ -286,100 +270,70 @@ def finished(target: Destination, job: Job, options: Options) -> Manifest | None
     return manifest if all(are_whole) else None
 
 
-def claim(target: Destination, job: Job, *, overwrite: bool) -> None:
-    """Prepare the destination for a job, under its lock: resume, overwrite or refuse, and record the job.
+def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[str, Any], *, overwrite: bool) -> Job:
+    """Prepare the destination for a job, under its lock: resume, overwrite or refuse; return the job as it is recorded.
 
-    What an earlier run of the same job left stays. Raises `DestinationExistsError` if the folder holds another data
-    set and ``overwrite`` is false, or if shards would replace files that wdsdist did not write.
-    """
-    jobs, listed, present = records(target), target.data_set(is_sound=False), target.sizes()
-    is_same = bool(jobs) and not jobs[0].differences(job)
-    if is_same and len(jobs) == 1 and (listed is None or len(listed.generations) == 1):
-        target.remove(manifests.FILE_NAME)  # the data set is not whole, so it must not look it
-        return
-    is_listed = manifests.FILE_NAME in present
-    if (is_same or is_listed or any(map(is_tar, present))) and not overwrite:
-        if is_same:
-            what = (
-                "a data set that was appended to, and is not whole, or samples were left out of it: packing its first "
-                "source again would drop the rest"
-            )
-        elif jobs:
-            what = f"another data set ({'; '.join(jobs[0].differences(job))})"
-        else:
-            what = "tars or an index.json, and no record of what they were packed from that this wdsdist reads"
-        raise DestinationExistsError(
-            f"{target} holds {what}: choose another folder, or replace what wdsdist packed there with "
-            f"{given('overwrite', True)}"
-        )
-    shards = {name.removesuffix(shardindex.SUFFIX) for name in present if shard_number(name) >= 0}
-    own = {name for name in shards if any(earlier.writes(name) for earlier in jobs)}  # the shards that wdsdist packed
-    if listed is not None and "shuffle_seed" in listed.extra:
-        own |= {shard.name for shard in listed.shards if "/" not in shard.name}
-    in_the_way = sorted(name for name in present if is_tar(name) and name not in own and job.writes(name))
-    if is_listed and not own and not (listed and "source" in listed.extra):
-        in_the_way.append(manifests.FILE_NAME)
-    if in_the_way:
-        raise DestinationExistsError(
-            f"{target} holds {in_the_way[0]}, which packing would replace but did not write: choose another folder"
-        )
-    target.remove(manifests.FILE_NAME)  # first: without it there is no data set
-    for name in ([REPORT] if own else []) + [name + end for name in sorted(own) for end in (shardindex.SUFFIX, "")]:
-        target.remove(name)
-    save(target, [job])
-
-
-def claim_append(target: Destination, known: Manifest, job: Job, notes: Mapping[str, Any], *, overwrite: bool) -> int:
-    """Prepare a data set for the further shards of a job, under its lock, and return the number of the first.
-
-    The shards of an earlier run of the same job stay; the shards of another, unfinished job are removed with
-    ``overwrite``. ``notes`` are what ``index.json`` is to say of the source.
+    The job appends to the data set that is ``known``, if any: those shards stay. Shards that an earlier run of the same
+    job wrote stay too, except the shards of an iterable, which is read from its start again; with ``overwrite``, the
+    shards of other jobs are removed. ``notes`` are what ``index.json`` is to say of the source.
 
     Raises:
-        DestinationExistsError: another append is unfinished, or a shard would replace a file of somebody else.
-        DestinationError: the data set lists shards that lie elsewhere, or whose keys end elsewhere than packing has it.
+        DestinationExistsError: other jobs have written there, or shards would replace files of somebody else.
+        DestinationError: the known data set lists shards that lie elsewhere, or its keys end by another rule.
         ArgumentError: the source was added before and has changed since; or a class number or the type of an array is
             another one in it.
     """
-    classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
-    for number, (old, new) in enumerate(classes):
-        if old != new:
-            problem = f"class {number} is {old!r} in {target} and {new!r} in {job.location}"
-            raise ArgumentError(f"{problem}: labels would be mixed up; pack both sources together", argument="source")
-    for name, new in notes.get("arrays", {}).items():
-        old = known.extra.get("arrays", {}).get(name)
-        if name in known.extra.get("fields", ()) and old != new:
-            raise ArgumentError(
-                f"arrays {name!r} are {old} in {target} and {new} in {job.location}: make them alike", argument="source"
+    done, begun, present = list[Job](), records(target), target.sizes()
+    if known is not None:
+        if known.base != target.location or known.sources[0].is_named or "key_rule" in known.extra:
+            why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
+            raise DestinationError(
+                f"the data set of {target} {why}: pack into a folder of its own and use both with wdsdist.concat"
             )
-    if known.base != target.location or known.sources[0].is_named or "key_rule" in known.extra:
-        why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
-        raise DestinationError(
-            f"the data set of {target} {why}: pack into a folder of its own and use both with wdsdist.concat"
-        )
-    jobs, listed = records(target), len(known.counts)
-    unfinished = jobs.pop() if jobs and jobs[-1].listed >= listed else None
-    if job.kind not in _FROM_PYTHON and any(earlier.location == job.location for earlier in jobs):
-        problem = f"{job.location} was packed into {target} before, and has changed since"
-        raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
-    first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
-    left = sorted(name for name in target.sizes() if shard_number(name) >= first)
-    if unfinished is None and left:
-        raise DestinationExistsError(
-            f"{target} holds {left[0]}, which its index.json does not list and appending would replace: move it away"
-        )
-    if unfinished is not None and (differences := unfinished.differences(job)):
-        if not overwrite:
+        arrays, new_arrays = known.extra.get("arrays", {}), notes.get("arrays", {})
+        shared = [name for name in known.extra.get("fields", ()) if name in new_arrays]
+        classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
+        for what, old, new in [
+            *((f"class {number}", *names) for number, names in enumerate(classes)),
+            *((f"the type of arrays {name!r}", arrays.get(name), new_arrays[name]) for name in shared),
+        ]:
+            if old != new:
+                problem = f"{what} is {old!r} in {target} and {new!r} in {job.location}"
+                raise ArgumentError(f"{problem}: make them alike, or pack both together", argument="source")
+        done = [each for each in begun if each.listed < len(known.counts)]
+        begun = begun[len(done) :]
+        if job.kind not in _FROM_PYTHON and any(each.location == job.location for each in done):
+            problem = f"{job.location} was packed into {target} before, and has changed since"
+            raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
+        first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
+        job = replace(job, first=first, listed=len(known.counts))
+    own = {name for name in present if shard_number(name) >= job.first and any(each.writes(name) for each in begun)}
+    is_foreign = known is None and not begun  # there is no record of what lies there
+    for name in present:
+        if name not in own and (job.writes(name) or (is_foreign and (is_tar(name) or name == manifests.FILE_NAME))):
             raise DestinationExistsError(
-                f"appending {unfinished.location} to {target} was not finished ({'; '.join(differences)}): run that "
-                f"command again first, or drop what it has written with {given('overwrite', True)}"
+                f"{target} holds {name}, which is not on record there: choose another folder, or move it away"
             )
-        for name in left:
-            target.remove(name)
-    save(target, [*jobs, replace(job, first=first, listed=listed)])
-    if target.folder is None and records(target)[-1].differences(job):  # stores have no locks
+    differences = next((lines for each in reversed(begun) if (lines := each.differences(job))), [])
+    if differences and not overwrite and (own or known is not None or manifests.FILE_NAME in present):
+        what, way = "another data set", "choose another folder, or replace what wdsdist packed there"
+        if known is not None:
+            what = f"an append of {begun[-1].location} that was not finished"
+            way = "run that command again first, or drop what it has written"
+        raise DestinationExistsError(
+            f"{target} holds {what} ({'; '.join(differences)}): {way} with {given('overwrite', True)}"
+        )
+    # The index first: without it there is no data set.
+    replaced = [manifests.FILE_NAME, REPORT] if known is None else []
+    for name in [*replaced, *sorted(own if differences or not job.shards else ())]:
+        target.remove(name)
+    with target.create(PACK_RECORD) as stream:
+        content = {"version": VERSION, "jobs": [asdict(each) for each in (*done, job)]}
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+    # Stores have no locks.
+    if known is not None and target.folder is None and any(each.differences(job) for each in records(target)[-1:]):
         raise DestinationExistsError(f"another process has begun to append to {target}: run this again once it is done")
-    return first
+    return job
 
 
 def merged(known: Manifest, added: Manifest, job: Job, target: Destination) -> Manifest:

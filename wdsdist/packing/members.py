@@ -387,9 +387,7 @@ class ShardContents:
         payloads: list[Payload] = []
         for extension, payload in members:
             name = f"{key}.{extension}"
-            size = (
-                len(payload) if isinstance(payload, bytes) else payload.size if isinstance(payload, FilePayload) else 0
-            )
+            size = payload_size(payload)
             if len(name) > PLAIN_NAME or size >= SIZE_LIMIT or not name.isascii():
                 try:
                     head = odd[len(names)] = header(name, size)

@@ -177,11 +177,6 @@ class Options:
         if self.images.changes or self.check_decode:
             extra("PIL.Image", "images", "packing with images= or check_decode=")
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether the folders of the source are classes."""
-        return bool(self.class_folders or self.classes)
-
     def state(self) -> str:
         """Return what the options that group files into samples say, for fingerprints."""
         return repr((self.key, self.class_folders, self.classes, self.split))

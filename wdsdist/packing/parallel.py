@@ -7,7 +7,7 @@ import itertools
 import operator
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,9 +20,9 @@ from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_bytes
 from wdsdist.errors import DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Destination, Job, records
-from wdsdist.packing.members import Sample, broken, sample_size
+from wdsdist.packing.members import Sample, sample_size
 from wdsdist.packing.options import Options
-from wdsdist.packing.plan import PackPlan, shard_name, shard_number
+from wdsdist.packing.plan import PackPlan, shard_name
 from wdsdist.packing.reencoding import prepared
 from wdsdist.packing.sources.source import Source
 from wdsdist.packing.writer import WrittenShard, whole_index, write_shard
@@ -32,10 +32,6 @@ from wdsdist.shards.tar.reader import END
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2
 """Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
-
-
-ShowProgress = Callable[[ShardsProgress], None]
-"""Is called for the finished shards of an interrupted run together, then after each shard."""
 
 
 def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgress:
@@ -51,18 +47,24 @@ def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgres
 
 
 def write_planned(
-    source: Source, plan: PackPlan, target: Destination, job: Job, options: Options, show: ShowProgress, first: int
+    source: Source,
+    plan: PackPlan,
+    target: Destination,
+    job: Job,
+    options: Options,
+    show: Callable[[ShardsProgress], None],
 ) -> list[WrittenShard]:
-    """Write the shards of a plan that are not there yet, the first with the number ``first``; return all, in order.
+    """Write the shards of a plan that are not there yet, and return all, in order.
 
-    ``job`` is on record at the destination: workers elsewhere recognise the destination by it.
+    ``job`` is on record at the destination: workers elsewhere recognise the destination by it. ``show`` is called for
+    the finished shards of an interrupted run together, then after each shard.
 
     Raises what `write_shard` does, and `WdsdistError` if a process that writes dies.
     """
     contents, counts, sizes = source.contents, np.diff(plan.cuts).tolist(), plan.sizes.tolist()
     done: dict[int, WrittenShard] = {}
     progress = ShardsProgress(0, len(plan), 0, sum(sizes), 0, len(source), left_out=len(contents.left_out))
-    names, present = [shard_name(first + number, options.compress) for number in range(len(plan))], target.sizes()
+    names, present = [shard_name(job.first + number, options.compress) for number in range(len(plan))], target.sizes()
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         index = whole_index(target, name, present.get(name), options.on_error)
         if index is not None and index.num_samples + len(index.left_out) == count:
@@ -79,21 +81,16 @@ def write_planned(
     threads = _ABREAST if is_read and not lent else 1
     ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
-
-    def submitted(executor: Executor, number: int) -> Future[WrittenShard]:
-        samples = prepared(source.take(plan.samples(number)), options)
-        shard = names[number], samples, source.location, options.on_error, options.compress
-        if lent is None:
-            return executor.submit(write_shard, target, *shard)
-        return executor.submit(_write_elsewhere, job, has_local_source, target, *shard)
-
+    write: Callable[..., WrittenShard] = _write_elsewhere if lent else write_shard
     # A few shards at a time are handed out: the list of a shard's samples is large if samples are small.
     todo, running, ended = iter(missing), dict[Future[WrittenShard], int](), SimpleQueue[Future[WrittenShard]]()
     try:
         with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
             while len(done) < len(plan):
                 for number in itertools.islice(todo, ahead - len(running)):
-                    future = submitted(executor, number)
+                    samples = prepared(source.take(plan.samples(number)), options)
+                    shard = names[number], samples, source.location, options.on_error, options.compress
+                    future = executor.submit(write, *((job, has_local_source) if lent else ()), target, *shard)
                     running[future] = number
                     future.add_done_callback(ended.put)  # as in `pools.completed`
                 future = ended.get()
@@ -112,14 +109,14 @@ def write_planned(
 
 
 def write_in_order(
-    target: Destination, source: Source, options: Options, show: ShowProgress, first: int
+    target: Destination, source: Source, options: Options, show: Callable[[ShardsProgress], None], first: int
 ) -> list[WrittenShard]:
     """Write the shards of an iterable one after another, the first with the number ``first``, and return them.
 
     The shards of an interrupted run are written again: all samples have to be made once more in either case.
 
     Raises:
-        SourceError: the iterable fails, or gives a key twice.
+        SourceError: the iterable fails, or gives a key twice in a shard.
         DestinationError: the destination cannot be written.
     """
     most, limit, compressed = options.shard_samples, check_bytes("shard_bytes", options.shard_bytes), options.compress
@@ -127,11 +124,8 @@ def write_in_order(
     def numbered() -> Iterator[tuple[int, Sample]]:
         """Yield each sample with the number of its shard."""
         shard = size = count = 0
-        last = None  # the writer of a shard sees only the keys in it
         for sample in prepared(source.contents.stream or (), options):
-            if sample[0] == last:
-                sample = broken(last, SourceError(f"sample {last!r} is there twice: each needs a key of its own"))
-            last, own = sample[0], sample_size(sample)
+            own = sample_size(sample)
             if count and (len(END) + size + own > limit or count == most):
                 shard, size, count = shard + 1, 0, 0
             size, count = size + own, count + 1
@@ -145,10 +139,6 @@ def write_in_order(
         shards.append(write_shard(target, name, own, on_error=options.on_error, compress=compressed))
         done = later(done, shards[-1], max(shards[-1].listed.size, shards[-1].listed.tar_size))
         show(done)
-    # Left over by an interrupted run, they would lie in the folder without being a part of the data set.
-    for name in target.sizes():
-        if shard_number(name) >= first + len(shards):
-            target.remove(name)
     return shards
 
 

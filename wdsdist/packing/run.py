@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +26,9 @@ from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.files import SplitsError
 from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
 from wdsdist.packing.sources.source import Recognised, Source
-from wdsdist.packing.writer import WrittenShard
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.progress import Report
-
-Announce = Callable[[Recognised], None]
-"""Is called with what a source was recognised as, before anything is written."""
 
 _log = logging.getLogger("wdsdist")
 
@@ -162,7 +158,6 @@ def pack_splits(
     dest: str | os.PathLike[str],
     *,
     progress: Report = None,
-    announce: Announce | None = None,
     **options: Any,
 ) -> dict[str, Manifest]:
     """Pack each folder such as ``train`` and ``val`` of a source into a data set of its own, such as ``dest/train``.
@@ -175,7 +170,7 @@ def pack_splits(
     checked = Options(**options)
     splits = splits_of(source, _for_source(source, Destination.of(dest, checked.storage_options), checked))
     return {
-        split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress, announce)
+        split: run(source, storage.join(os.fspath(dest), split), replace(checked, **own), progress)
         for split, own in splits.items()
     }
 
@@ -218,15 +213,11 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
 
 
 def run(
-    source: str | os.PathLike[str] | Made,
-    dest: str | os.PathLike[str],
-    options: Options,
-    progress: Report = None,
-    announce: Announce | None = None,
+    source: str | os.PathLike[str] | Made, dest: str | os.PathLike[str], options: Options, progress: Report = None
 ) -> Manifest:
     """Pack a source, or one split of it, as `pack` does.
 
-    ``progress`` is called before the first shard is written and after each, ``announce`` once before.
+    ``progress`` is called before the first shard is written and after each.
     """
     target = Destination.of(dest, options.storage_options)
     about = _for_source(source, target, options)
@@ -255,13 +246,10 @@ def run(
     with destination.locked(target):  # the process that held it before may have finished the same job
         if (finished := destination.finished(target, job, options)) is not None:
             return finished
-        if announce is not None:
-            announce(Recognised.of(listed))
-        elif _log.isEnabledFor(logging.INFO):
-            for line in Recognised.of(listed).lines:
-                _log.info("%s", line)
+        for line in Recognised.of(listed).lines:
+            _log.info("%s", line)
         known = target.data_set() if options.append else None
-        plan, first = None, 0
+        plan = None
         if not listed.is_stream:
             plan = make_plan(
                 planned_sizes(listed, options.images),
@@ -271,15 +259,34 @@ def run(
                 blocks=listed.contents.blocks,
             )
         job, show = replace(job, shards=0 if plan is None else len(plan)), progress or (lambda _: None)
-        if known is None:
-            destination.claim(target, job, overwrite=options.overwrite)
-        else:
-            first = destination.claim_append(target, known, job, listed.contents.notes, overwrite=options.overwrite)
+        job = destination.claim(target, job, known, listed.contents.notes, overwrite=options.overwrite)
         if plan is None:
-            shards = write_in_order(target, listed, options, show, first)
+            shards = write_in_order(target, listed, options, show, job.first)
         else:
-            shards = write_planned(listed, plan, target, job, options, show, first)
-        manifest = _manifest(listed, job, options, shards, target, known)
+            shards = write_planned(listed, plan, target, job, options, show)
+        contents = listed.contents
+        left_out: list[tuple[str | None, LeftOut]] = [(None, sample) for sample in contents.left_out]
+        left_out += [(shard.listed.name, sample) for shard in shards for sample in shard.left_out]
+        destination.save_report(target, left_out, known)
+        if left_out and not any(shard.listed.num_samples for shard in shards):
+            raise SourceError(f"{listed.location} holds no sample that can be packed: {left_out[0][1].reason}")
+        images = options.images.notes()
+        manifest = Manifest.of(
+            target.location,
+            [shard.listed for shard in shards],
+            extra={
+                "source": {"kind": listed.kind},
+                "shuffle_seed": seed,
+                # As readers match them: in lower case.
+                "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
+                "payload_bytes": sum(shard.payload_bytes for shard in shards),
+                "with_checksums": len(shards),
+                **({"left_out": len(left_out)} if left_out else {}),
+                **contents.notes,
+                **({"images": images} if images else {}),
+            },
+            origin=storage.join(target.location, manifests.FILE_NAME),
+        )
         destination.complete(target, manifest if known is None else destination.merged(known, manifest, job, target))
     return manifests.load(target.at(manifests.FILE_NAME), target.options)
 
@@ -324,34 +331,3 @@ def _refuse(source: Source, target: Destination, options: Options) -> None:
         raise ArgumentError(
             f"dest {target} lies inside the source {source.location}: choose a folder outside it", argument="dest"
         )
-
-
-def _manifest(
-    source: Source, job: Job, options: Options, shards: list[WrittenShard], target: Destination, known: Manifest | None
-) -> Manifest:
-    """Report the samples that were left out, and return the manifest of the shards, apart from those ``known``."""
-    contents = source.contents
-    left_out: list[tuple[str | None, LeftOut]] = [(None, sample) for sample in contents.left_out]
-    left_out += [(shard.listed.name, sample) for shard in shards for sample in shard.left_out]
-    destination.save_report(target, left_out, known)
-    if left_out and not any(shard.listed.num_samples for shard in shards):
-        raise SourceError(f"{source.location} holds no sample that can be packed: {left_out[0][1].reason}")
-    notes = options.images.notes()
-    if "store" in notes and source.kind not in ("dataset", "iterable"):  # whose sizes are estimates
-        notes["source_bytes"] = int(contents.sizes.sum())
-    return Manifest.of(
-        target.location,
-        [shard.listed for shard in shards],
-        extra={
-            "source": {"kind": source.kind},
-            "shuffle_seed": job.options["shuffle_seed"],
-            # As readers match them: in lower case.
-            "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
-            "payload_bytes": sum(shard.payload_bytes for shard in shards),
-            "with_checksums": len(shards),
-            **({"left_out": len(left_out)} if left_out else {}),
-            **contents.notes,
-            **({"images": notes} if notes else {}),
-        },
-        origin=storage.join(target.location, manifests.FILE_NAME),
-    )

@@ -5,6 +5,7 @@ The file lies beside the shard, and nothing in it is parsed per sample.
 
 from __future__ import annotations
 
+import functools
 import operator
 import reprlib
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Stored:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardIndex:
     """Samples and members of one shard; ``n`` samples with ``m`` members in all."""
 
@@ -86,7 +87,7 @@ class ShardIndex:
     def num_samples(self) -> int:
         return len(self.sample_starts) - 1
 
-    @property
+    @functools.cached_property  # each batch asks for it
     def is_uniform(self) -> bool:
         """Whether all samples have one layout: the same extensions in the same order; false without samples."""
         members, rest = divmod(len(self.offsets), max(self.num_samples, 1))

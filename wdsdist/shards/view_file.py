@@ -187,6 +187,22 @@ def load(
     Raises `IndexFormatError` if the file is damaged, its data set has other samples now, or lies elsewhere and is not
     allowed.
     """
+    picks, index, header = read(location, options, allow_elsewhere=allow_elsewhere)
+    whole = open_index(index)
+    covered = len(picks.stored_counts)
+    if covered <= len(whole.counts):  # the data set may have grown since
+        then = whole.prefix(covered)
+        if np.array_equal(then.counts, picks.stored_counts) and then.fingerprint == header["fingerprint"]:
+            return then.chosen(picks, tuple(header["made_by"]))
+    raise IndexFormatError(
+        f"the view {storage.shown(location)} was made of {covered:,} shards with "
+        f"{int(picks.stored_counts.sum()):,} samples, which {storage.shown(whole.base)} does not have now: make it "
+        f"again with `wdsdist select --refresh`"
+    )
+
+
+def read(location: str, options: storage.StorageOptions, *, allow_elsewhere: bool) -> tuple[Picks, str, dict[str, Any]]:
+    """Return the picks of a view, the location of the ``index.json`` of its data, and its header."""
     is_remote = storage.is_remote(location)
     if not is_remote:
         location = str(storage.local_path(location).absolute())
@@ -207,13 +223,4 @@ def load(
         ) from None
     except ValueError as error:
         raise IndexFormatError(f"the view {shown} names {storage.shown(data)!a}, which {error}") from None
-    whole = open_index(index if is_far else os.path.normpath(index))
-    covered = len(picks.stored_counts)
-    if covered <= len(whole.counts):  # the data set may have grown since
-        then = whole.prefix(covered)
-        if np.array_equal(then.counts, picks.stored_counts) and then.fingerprint == header["fingerprint"]:
-            return then.chosen(picks, tuple(header["made_by"]))
-    raise IndexFormatError(
-        f"the view {shown} was made of {covered:,} shards with {int(picks.stored_counts.sum()):,} samples, which "
-        f"{storage.shown(whole.base)} does not have now: make it again with `wdsdist select`"
-    )
+    return picks, index if is_far else os.path.normpath(index), header

@@ -13,16 +13,17 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from wdsdist._util.files import writing
+from wdsdist._util.validation import human
 from wdsdist.errors import StorageError, WdsdistError
 from wdsdist.storage.failures import Attempts, Failure, failure_of
 from wdsdist.storage.store import Sink, connect, stat
 from wdsdist.storage.urls import StorageOptions, shown
-from wdsdist.storage.waiting import Deadline, Request, policy, under_way
+from wdsdist.storage.waiting import Deadline, LongWait, policy
 
 Range = tuple[int, int | None]
 """The first byte, and the one behind the last; ``None`` for the end of an object of unknown size."""
@@ -34,6 +35,8 @@ _ATTEMPTS_AHEAD = 4
 """Attempts at what is fetched ahead; then its thread is free for other requests, and its chunks for a batch."""
 _LOOKS = 10
 """Looks of the consumer at its request before the first warning is due."""
+_FLOWS = 1 << 20
+"""Bytes between two warnings of a download that makes progress, which needs none; nor does an upload without error."""
 _LEAST = 1.0
 """Seconds for an attempt, also if the deadline is over before it: its error says what is wrong."""
 _GRACE = 2.0
@@ -91,22 +94,37 @@ Task = Callable[[int, Sink, float], object]
 
 
 class Download:
-    """Handle of running requests; the end of its ``with`` block cancels what still runs."""
+    """Handle of running requests; the end of its ``with`` block cancels what still runs.
+
+    Args:
+        location: a path or URL.
+        tasks: a request each.
+        sink: takes the bytes; what it raises ends the download.
+        deadline: for all requests.
+        patience: without a deadline, the seconds from its first failure that a request is tried again for.
+        verb: says in messages what the requests do.
+        size: bytes to receive, if they are known.
+        is_ahead: whether nobody waits for it yet, so that it has threads of its own.
+    """
 
     def __init__(
-        self, request: Request, tasks: Sequence[Task], sink: Sink, deadline: Deadline | None, patience: float
-    ) -> None:
-        self.request = request
+        self, location: str, tasks: Sequence[Task], sink: Sink, deadline: Deadline | None, patience: float, *,
+        verb: str = "read", size: int | None = None, is_ahead: bool = False,
+    ) -> None:  # fmt: skip
+        self._location = location
         self._sink = sink
         self._deadline = deadline
         self._patience = patience
+        self._verb = verb
+        self._size = size
+        self._is_ahead = is_ahead
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._left = len(tasks)
-        self._retries = 0
+        self._bytes = self._retries = 0
         self._error: BaseException | None = None
-        self._attempts = Attempts(request.location, deadline, patience=patience)
-        _pools[request.is_ahead].add([functools.partial(self._run, task) for task in tasks])
+        self._attempts = Attempts(location, deadline, patience=patience)
+        _pools[is_ahead].add([functools.partial(self._run, task) for task in tasks])
 
     def __enter__(self) -> Download:
         return self
@@ -121,10 +139,14 @@ class Download:
         Raises `NotFoundError`, `StorageError` with its kind, or what the function raised that took the bytes.
         """
         end = self._deadline.end + _GRACE if self._deadline else math.inf
-        with under_way(self.request), self, self._changed:
+        wait, before = LongWait(), 0
+        with self, self._changed:
             while self._left and self._error is None and time.monotonic() < end:
                 self._changed.wait(min(policy.first_warning / _LOOKS, max(0.0, end - time.monotonic())))
-                self.request.look()
+                if not self._is_ahead and wait.is_due():
+                    if self._bytes - before < _FLOWS and (self._verb != "written" or self._attempts.failures):
+                        wait.warn(self._location, *self._progress())
+                    before = self._bytes
             error = self._error or (self._attempts.error() if self._left else None)
         if error is not None:
             try:
@@ -134,7 +156,17 @@ class Download:
                 # the arguments of that exception.
                 error.__context__ = None
                 del error  # which holds this frame, and so all that its callers hold, until garbage is collected
-        return Transfer(max(0, self.request.bytes), self._retries)
+        return Transfer(self._bytes, self._retries)
+
+    def _progress(self) -> Iterator[str]:
+        """Yield what a warning says: the attempt, the bytes and the last error."""
+        yield f"attempt {self._attempts.failures + 1}"
+        if self._size:
+            yield f"{human(self._bytes)} of {human(self._size)}"
+        elif self._bytes:
+            yield f"{human(self._bytes)} so far"
+        if self._attempts.cause:
+            yield f"last error: {self._attempts.cause}".replace(f"{shown(self._location)} cannot be {self._verb}: ", "")
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -144,8 +176,8 @@ class Download:
 
     def _run(self, task: Task) -> None:
         """Make attempts in a thread until one succeeds, none can, or nobody waits any more."""
-        request, deadline = self.request, self._deadline
-        attempts = Attempts(request.location, deadline, patience=self._patience)
+        location, deadline = self._location, self._deadline
+        attempts = Attempts(location, deadline, patience=self._patience)
         patience = min(policy.stall, deadline.seconds / 4) if deadline else policy.stall
         received = 0
 
@@ -161,7 +193,7 @@ class Download:
                 except BaseException as error:
                     self._fail(error)
                     raise _Cancelled from None
-                request.bytes += len(piece)
+                self._bytes += len(piece)
                 received += len(piece)
 
         try:
@@ -176,11 +208,11 @@ class Download:
                 except WdsdistError:
                     raise
                 except Exception as error:
-                    failure = failure_of(error, request.location, request.verb)
+                    failure = failure_of(error, location, self._verb)
                 if received and failure.kind in ("ranges", "invalid", "length"):  # from the start, then
                     failure = failure if failure.kind == "length" else Failure("broken", str(failure))
                     with self._changed:
-                        request.bytes -= received
+                        self._bytes -= received
                         received = 0
                 if failure.kind == "timeout":
                     patience *= 2  # the line may be slow rather than dead, if bytes come in whole parts
@@ -188,11 +220,10 @@ class Download:
                     from wdsdist.storage import s3
 
                     s3.forget()
-                self._attempts = attempts
+                self._attempts = attempts  # the last that failed
                 pause = attempts.failed(failure)
-                if pause is None or (request.is_ahead and attempts.failures == _ATTEMPTS_AHEAD):
+                if pause is None or (self._is_ahead and attempts.failures == _ATTEMPTS_AHEAD):
                     raise attempts.error()
-                request.failed(failure, attempts.failures)
                 self._stopped.wait(pause)
         except _Cancelled:
             pass
@@ -231,9 +262,8 @@ def begin_ranges(
         store, path = connect(location, options)
         store.read(path, start + received, stop, take, size=size, timeout=timeout)
 
-    request = Request(location, size=known or None, bytes=0, is_ahead=is_ahead)
     tasks = [functools.partial(task, *pair) for pair in pairs]
-    return Download(request, tasks, sink, deadline, policy.download_patience)
+    return Download(location, tasks, sink, deadline, policy.download_patience, size=known or None, is_ahead=is_ahead)
 
 
 def fetch(

@@ -31,7 +31,7 @@ this address. broken: the connection ended too early. busy: the store cannot ans
 _TRIED_AGAIN = PASSING | {"expired", "length"}
 _MOST_SECONDS_UNREACHABLE = 5.0
 """Patience for a store that has never answered this process: its address is likely to be wrong."""
-_MOST_WRONG_LENGTHS = 5  # attempts: the length will not get right later
+_MOST_WRONG_LENGTHS = 5  # attempts: a length that is still wrong then will not get right later
 
 _KINDS: dict[int, Kind] = {
     404: "absent", 410: "absent", 401: "denied", 403: "denied", 407: "denied",
@@ -80,27 +80,25 @@ class Attempts:
         self._deadline = deadline or Deadline(math.inf)
         self._limit = deadline
         self._patience = patience
-        self._wrong_lengths = 0
         self._is_late = False  # by the deadline
-        self._cause: Failure | None = None
+        self.cause: Failure | None = None
         self.failures = 0
 
     def failed(self, failure: Failure) -> float | None:
         """Return the seconds to wait after a failed attempt; ``None`` if no other can help, or the time is over."""
         self.failures += 1
         # An attempt that timed out has no answer: the message has an earlier cause.
-        causes = failure, self._cause or failure
-        self._cause = max(causes, key=lambda cause: (cause.kind == "expired", cause.kind != "timeout"))
+        causes = failure, self.cause or failure
+        self.cause = max(causes, key=lambda cause: (cause.kind == "expired", cause.kind != "timeout"))
         if failure.kind not in _TRIED_AGAIN:
-            self._cause = failure
+            self.cause = failure
+            return None
+        if failure.kind == "length" and self.failures >= _MOST_WRONG_LENGTHS:
             return None
         limit = self._limit = self._limit or Deadline(self._patience)
         if failure.kind == "unreachable" and store_of(self._location) not in _answered:
             soon = Deadline(_MOST_SECONDS_UNREACHABLE, began=self._deadline.began)
             limit = min(limit, soon, key=lambda each: each.end)
-        self._wrong_lengths += failure.kind == "length"
-        if self._wrong_lengths == _MOST_WRONG_LENGTHS:
-            return None
         most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
         pause = (failure.retry_after or 0.0) + _jitter.uniform(0, most)
         is_over = pause >= limit.left()
@@ -113,7 +111,7 @@ class Attempts:
 
     def error(self) -> NotFoundError | StorageError:
         """Return the error of the request, with its kind, the attempts and the seconds."""
-        cause = self._cause or Failure("timeout", f"{shown(self._location)} cannot be read in time")
+        cause = self.cause or Failure("timeout", f"{shown(self._location)} cannot be read in time")
         message = str(cause)
         if self._deadline.name or self.failures > 1 or cause.kind in _TRIED_AGAIN:
             message += f" {self._deadline.spent(self.failures, is_over=self._is_late)}"

@@ -128,11 +128,11 @@ def call(
 
     if is_remote(location):
         from wdsdist.storage.engine import Download
-        from wdsdist.storage.waiting import Request, policy
+        from wdsdist.storage.waiting import policy
 
         results: builtins.list[T] = []
         tasks = [lambda _received, _sink, timeout: results.append(attempt(timeout))]
-        Download(Request(location, verb), tasks, lambda *_: None, deadline, policy.patience).result()
+        Download(location, tasks, lambda *_: None, deadline, policy.patience, verb=verb).result()
         return results[0]
     with reading(location, verb):
         return attempt(math.inf)

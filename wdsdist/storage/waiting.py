@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wdsdist._util.validation import counted, human
+from wdsdist._util.validation import counted
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
-
-_FLOWS = 1 << 20
-"""Bytes between two warnings of a download that makes progress, which needs none; nor does an upload without error."""
-_SHOWN = 3
-"""Most requests for one object that a warning names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,73 +97,12 @@ class LongWait:
         """How long it has lasted."""
         return time.monotonic() - self.began
 
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """State of a running request to a store: bytes, retries and last error.
-
-    >>> print(Request("s3://bucket/7.tar", size=64 << 20, bytes=1 << 20, attempt=3, note="last error: 503 Slow Down"))
-    s3://bucket/7.tar (0 s, attempt 3, 1.0 MiB of 64.0 MiB, last error: 503 Slow Down)
-    """
-
-    location: str
-    verb: str = "read"
-    size: int | None = None
-    """Bytes of a download, if they are known."""
-    attempt: int = 1
-    """0 if another process or thread makes the request."""
-    bytes: int = -1
-    """Bytes of a download so far; -1 of other requests, whose answers come at once."""
-    note: str = ""
-    """The latest error, or what holds it up."""
-    is_ahead: bool = False
-    """Whether nobody waits for it yet."""
-    wait: LongWait = field(default_factory=LongWait)
-    _looked: int = 0
-
-    def failed(self, error: BaseException, attempts: int) -> None:
-        """Note a failed attempt, the latest of so many."""
-        self.attempt = max(self.attempt, attempts + 1)
-        self.note = "last error: " + str(error).removeprefix(f"{shown(self.location)} cannot be {self.verb}: ")
-
-    def look(self) -> None:
-        """Warn if the wait is long; the consumer of this request calls it while it waits.
-
-        The request of another thread for the same object says what the consumer waits for.
-        """
+    def warn(self, location: str, *details: str) -> None:
+        """Log that it lasts, and what is waited for; one line, however many threads wait."""
         global _quiet_until
-        if self.is_ahead or not self.wait.is_due():
-            return
-        before, self._looked = self._looked, self.bytes
-        flows = self._looked - before >= _FLOWS or (self.verb == "written" and not self.note)
-        if not flows and time.monotonic() >= _quiet_until:  # one line, however many threads wait
+        if time.monotonic() >= _quiet_until:
             _quiet_until = time.monotonic() + policy.next_warning / 2
-            running = [request for request in _requests.copy().values() if request.location == self.location]
-            _log.warning("still waiting for %s", "; ".join(map(str, running[:_SHOWN] or [self])))
-
-    def __str__(self) -> str:
-        parts = [f"{self.wait.seconds:.0f} s"]
-        if self.attempt:
-            parts.append(f"attempt {self.attempt}")
-        if self.bytes >= 0:
-            parts.append(human(self.bytes) + (f" of {human(self.size)}" if self.size is not None else " so far"))
-        if self.note:
-            parts.append(self.note)
-        return f"{shown(self.location)} ({', '.join(parts)})"
+            _log.warning("still waiting for %s (%s)", shown(location), ", ".join((f"{self.seconds:.0f} s", *details)))
 
 
-_requests: dict[int, Request] = {}
 _quiet_until = 0.0
-
-
-@contextlib.contextmanager
-def under_way(request: Request) -> Iterator[None]:
-    """Keep a request in the table of this process while the block runs."""
-    _requests[id(request)] = request
-    try:
-        yield
-    finally:
-        _requests.pop(id(request), None)
-
-
-os.register_at_fork(after_in_child=_requests.clear)

@@ -1,4 +1,4 @@
-"""How members and values are described for people."""
+"""How members are described for people."""
 
 from __future__ import annotations
 
@@ -133,18 +133,3 @@ def test_of_a_large_member_only_the_beginning_is_read() -> None:
     assert describe.member("log", 1 << 40, read, PAGE, Style())["kind"] == "text"
     assert describe.member("json", 1 << 40, read, PAGE, Style())["kind"] == "bytes"
     assert max(asked) <= PAGE.text
-
-
-def test_decoded_values_are_described_with_their_pictures_in_them() -> None:
-    import torch
-
-    found = describe.value("jpg", torch.rand(3, 8, 8), TILE, Style())
-    assert (found["shape"], found["url"][:22]) == ([3, 8, 8], "data:image/png;base64,")
-    assert describe.value("cls", 1, TILE, Style(classes=("ant", "bee"))) == {
-        "kind": "number",
-        "text": "1",
-        "label": "bee",
-    }
-    assert describe.value("jpg", encode(photo(8, 8)), TILE, Style())["url"].startswith("data:image/jpeg;base64,")
-    assert describe.value("meta", {"a": np.zeros(3)}, TILE, Style())["tree"][1][0][1][1] == "float64 [3]"
-    assert describe.value("x", object(), TILE, Style())["kind"] == "json"

@@ -6,6 +6,7 @@ by which a browser asks nobody for anything.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 
 from wdsdist._util.files import atomic_write, writing
 from wdsdist._util.validation import human
+from wdsdist.curation.fields import image_size
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import WdsdistError
+from wdsdist.samples.images.decode import Head
 from wdsdist.samples.member_reader import MemberReader, shard_name
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
@@ -51,7 +54,8 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
         for member, about in describe.members(reader, sample, describe.TILE, style):
             if about["kind"] == "image":
                 try:
-                    words = "{} x {}".format(*describe.size_of(reader.read(sample, member)))
+                    data = reader.read(sample, member)
+                    words = "{} x {}".format(*image_size(Head(memoryview(data), len(data))))
                 except WdsdistError as error:
                     words = f"error: {error}"
             else:
@@ -98,11 +102,12 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
         words = escape(about["message"] if kind == "error" else _words(about))
         if kind == "image" or about.get("has_picture"):
             try:
-                url = describe.data_url(*describe.picture(reader, sample, member, describe.TILE, style))
+                content, media = describe.picture(reader, sample, member, describe.TILE, style)
             except (WdsdistError, ValueError) as error:
                 kind, words = "error", escape(str(error))
             else:
                 fine, caption = ("", name) if kind == "image" else (" class=fine", f"{name} {words}")
+                url = f"data:{media};base64,{base64.b64encode(content).decode()}"
                 stages.append(
                     f'<span class="stage"><img src="{url}" alt="{name}"{fine}><small>{caption}</small></span>'
                 )

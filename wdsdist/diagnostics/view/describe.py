@@ -1,4 +1,4 @@
-"""Describe members and decoded values as people look at them: as data for a page, and as pictures.
+"""Describe members as people look at them: as data for a page, and as pictures.
 
 A description is a dict with a ``kind``: ``image``, ``array``, ``tokens``, ``number``, ``text``, ``json``, ``audio``,
 ``video``, ``bytes`` or ``error``; its strings have no markup. Nothing is unpickled, and nothing that is cut is read
@@ -7,7 +7,6 @@ beyond its limit. Every picture is encoded again from pixels, so that nothing el
 
 from __future__ import annotations
 
-import base64
 import codecs
 import functools
 import io
@@ -22,10 +21,10 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, extension_of
-from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist.curation.fields import array_layout
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
-from wdsdist.samples.images.decode import EncodedImage, Pixels
+from wdsdist.samples.images.decode import EncodedImage, Head, Pixels
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ _KINDS = {
 
 _MOST_BYTES = 64 << 20
 """Bytes of a member that is read whole; only the header of a larger one is shown."""
-_SNIFFED = 4096
+_SNIFFED, _NPY_HEADER = 4096, 16 << 10
 _DIGITS = 300
 _DEEPEST = 12
 _LOSSY = (b"\xff\xd8\xff", b"RIFF")
@@ -140,10 +139,7 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
         note = "a pickle, which is not loaded" if kind == "pickle" else ""
         return {"kind": "bytes", "hex": read(0, min(size, limits.bytes)).hex(" "), "note": note}
     if kind == "npy" and size > _MOST_BYTES:
-        header = read(0, min(size, 1 << 14))
-        layout = npy_layout(header[: npy_header_length(header[:NPY_PREFIX])])
-        if layout is None:
-            raise SampleError("it has no header of a .npy file")
+        layout = array_layout(Head(memoryview(read(0, min(size, _NPY_HEADER))), size))
         return {"kind": "array", "dtype": str(layout.dtype), "shape": list(layout.shape), "has_picture": False}
     if size > _MOST_BYTES:
         return {"kind": "bytes", "hex": "", "note": f"{size:,} bytes, more than the {_MOST_BYTES:,} that are decoded"}
@@ -159,7 +155,28 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
         value = array_of(name, data, style)
     else:
         value = json.loads(data) if kind == "json" else DECODERS[name.rpartition(".")[2]](data)
-    return _decoded(name, value, limits, style)
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        about = {"kind": "array", "dtype": str(value.dtype), "shape": list(value.shape)}
+        if value.dtype.kind in "biuf" and value.size:
+            about |= {"least": _shown(value.min()), "most": _shown(value.max())}
+        first = [] if value.dtype.hasobject or value.ndim > 1 else value.reshape(-1)[: limits.tokens].tolist()
+        if value.dtype.kind in "iu" and value.ndim == 1:
+            return {**about, "kind": "tokens", "count": len(value), "ids": list(map(str, first))}
+        if first:
+            about["values"] = list(map(_shown, first))
+        return {**about, "has_picture": has_picture(value.shape, value.dtype)}
+    if isinstance(value, str):
+        return {"kind": "text", "text": value[: limits.text], "is_cut": len(value) > limits.text}
+    if isinstance(value, int | float):
+        about = {"kind": "number", "text": _shown(value)}
+        is_class = name == "cls" and type(value) is int and 0 <= value < len(style.classes)
+        return {**about, "label": style.classes[int(value)]} if is_class else about
+    if isinstance(value, list) and len(value) > 1 and all(type(item) is int for item in value):  # token ids
+        return {"kind": "tokens", "count": len(value), "ids": list(map(str, value[: limits.tokens])), "dtype": "list"}
+    left = [limits.nodes]
+    return {"kind": "json", "tree": _node(value, left, limits.text, 0), "is_cut": left[0] < 0}
 
 
 def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
@@ -197,41 +214,6 @@ def array_of(extension: str, data: bytes, style: Style) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype)
 
 
-def picture(
-    reader: MemberReader, sample: StoredSample, member: StoredMember, limits: Limits, style: Style
-) -> tuple[bytes, str]:
-    """Return the picture of an image or array in a member, as bytes and media type.
-
-    Raises `SampleError` and ``ValueError`` if it has no picture, and what reading the member raises.
-    """
-    if member.size > _MOST_BYTES:
-        raise SampleError(f"{member.size:,} bytes are more than the {_MOST_BYTES:,} that are shown")
-    name, data = member.extension.lower(), reader.read(sample, member)
-    if name.endswith(".gz"):
-        name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_BYTES)
-    if kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw"):
-        return picture_of_array(array_of(name, data, style), limits.side)
-    return picture_of_image(data, limits.side)
-
-
-def _decoded(name: str, value: Any, limits: Limits, style: Style) -> Description:
-    """Describe a value as it decodes; a list of integers is one of token ids."""
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        value = value.item()
-    if isinstance(value, np.ndarray):
-        return _array(value, limits)
-    if isinstance(value, str):
-        return {"kind": "text", "text": value[: limits.text], "is_cut": len(value) > limits.text}
-    if isinstance(value, int | float):
-        about: Description = {"kind": "number", "text": _shown(value)}
-        is_class = name == "cls" and type(value) is int and 0 <= value < len(style.classes)
-        return {**about, "label": style.classes[int(value)]} if is_class else about
-    if isinstance(value, list) and len(value) > 1 and all(type(item) is int for item in value):
-        return {"kind": "tokens", "count": len(value), "ids": list(map(str, value[: limits.tokens])), "dtype": "list"}
-    left = [limits.nodes]
-    return {"kind": "json", "tree": _node(value, left, limits.text, 0), "is_cut": left[0] < 0}
-
-
 def _node(value: Any, left: list[int], most_text: int, depth: int) -> list[Any]:
     """Return a value as ``[kind, content, total]``: kinds are ``object``, ``list``, ``text`` and ``plain``."""
     left[0] -= 1
@@ -247,95 +229,63 @@ def _node(value: Any, left: list[int], most_text: int, depth: int) -> list[Any]:
         return ["object" if is_object else "list", shown, len(value)]
     if isinstance(value, str):
         return ["text", value[:most_text], len(value)]
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, bytes):
         return ["plain", f"{len(value):,} bytes", 0]
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if isinstance(value, np.ndarray):
         return ["plain", f"{value.dtype} {list(value.shape)}", 0]
     is_word = value is None or isinstance(value, bool)
     return ["plain", json.dumps(value) if is_word else repr(value)[:_DIGITS], 0]
-
-
-def _array(array: npt.NDArray[Any], limits: Limits) -> Description:
-    about: Description = {"kind": "array", "dtype": str(array.dtype), "shape": list(array.shape)}
-    if array.dtype.kind in "biuf" and array.size:
-        about |= {"least": _shown(array.min()), "most": _shown(array.max())}
-    first = [] if array.dtype.hasobject or array.ndim > 1 else array.reshape(-1)[: limits.tokens].tolist()
-    if array.dtype.kind in "iu" and array.ndim == 1:
-        return {**about, "kind": "tokens", "count": len(array), "ids": list(map(str, first))}
-    if first:
-        about["values"] = list(map(_shown, first))
-    return {**about, "has_picture": has_picture(array.shape, array.dtype)}
 
 
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-def value(field_name: str, value: Any, limits: Limits, style: Style) -> Description:
-    """Describe an entry of a sample as training gets it: decoded and transformed, pictures inlined as data URLs."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
-        described = member(field_name, len(data), lambda start, stop: data[start:stop], limits, style)
-        if described["kind"] == "image":
-            return {**described, "url": data_url(*picture_of_image(data, limits.side))}
-        if described["kind"] in ("audio", "video"):
-            return {"kind": "bytes", "hex": "", "note": f"{described['kind']}, {len(data):,} bytes"}
-        return described
-    if hasattr(value, "detach"):  # a tensor, looked at without importing torch
-        value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-    elif hasattr(value, "getbands"):  # an image of Pillow
-        value = np.asarray(value)
-    described = _decoded(field_name, value, limits, style)
-    if described.get("has_picture"):
-        described["url"] = data_url(*picture_of_array(value, limits.side))
-    return described
-
-
-def data_url(content: bytes, kind: str) -> str:
-    """Return content as a URL that holds it."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def picture_of_image(data: bytes, side: int) -> tuple[bytes, str]:
-    """Return the picture of an encoded image at most ``side`` pixels long and wide, upright, as bytes and media type.
-
-    Raises `SampleError` for what is not an image, is damaged, or has more than 89,478,485 pixels.
-    """
-    size = _fitted(size_of(data), side)
-    pixels, _ = EncodedImage(data).decode(*size)
-    return _encoded(pixels, size, is_lossy=data.startswith(_LOSSY))
-
-
-def size_of(data: bytes) -> tuple[int, int]:
-    """Return (width, height) of an encoded image, from its header. Raises `SampleError`."""
-    extra("PIL", "images", "showing an image")
-    return EncodedImage(data).size
-
-
-def picture_of_array(array: npt.NDArray[Any], side: int) -> tuple[bytes, str]:
-    """Return a picture of an array at most ``side`` pixels long and wide, as bytes and media type.
+def picture(
+    reader: MemberReader, sample: StoredSample, member: StoredMember, limits: Limits, style: Style
+) -> tuple[bytes, str]:
+    """Return the picture of an image or array in a member, as bytes and media type; an image is upright.
 
     Values of uint8, bools and floats from 0 to 1 are shown as they are, others from the least to the most.
 
-    Raises `SampleError` for an array that `has_picture` denies.
-
-    >>> picture_of_array(np.zeros((4, 6)), 320)[1]
-    'image/png'
+    Raises `SampleError` and ``ValueError`` for a member that has no picture, is damaged, or has more than 89,478,485
+    pixels, and what reading the member raises.
     """
-    if not has_picture(array.shape, array.dtype):
-        raise SampleError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
-    if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
-        array = np.moveaxis(array, 0, 2)
-    step = max(1, math.ceil(max(array.shape[:2]) / (4 * side)))  # no more than a screen needs, however large it is
-    pixels = _levels(array[::step, ::step])
-    if pixels.ndim == 2 or pixels.shape[2] == 1:
-        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-    size = _fitted((pixels.shape[1], pixels.shape[0]), side)
-    return _encoded(np.ascontiguousarray(pixels[..., :3]), size, is_lossy=False)
+    if member.size > _MOST_BYTES:
+        raise SampleError(f"{member.size:,} bytes are more than the {_MOST_BYTES:,} that are shown")
+    name, data = member.extension.lower(), reader.read(sample, member)
+    if name.endswith(".gz"):
+        name, data = name.removesuffix(".gz"), compression.unzip(data, _MOST_BYTES)
+    is_array = kind_of(name, len(data), lambda start, stop: data[start:stop], style) in ("npy", "raw")
+    extra("PIL", "images", "showing a picture")
+    from PIL import Image
+
+    if is_array:
+        array = array_of(name, data, style)
+        if not has_picture(array.shape, array.dtype):
+            raise SampleError(f"an array of shape {list(array.shape)} and dtype {array.dtype} has no picture")
+        if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
+            array = np.moveaxis(array, 0, 2)
+        step = max(1, math.ceil(max(array.shape[:2]) / (4 * limits.side)))  # no more than a screen needs
+        pixels = _levels(array[::step, ::step])
+        if pixels.ndim == 2 or pixels.shape[2] == 1:
+            pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+        pixels, size = np.ascontiguousarray(pixels[..., :3]), _fitted(pixels.shape[1::-1], limits.side)
+    else:
+        encoded = EncodedImage(data)
+        size = _fitted(encoded.size, limits.side)
+        pixels, _ = encoded.decode(*size)
+    image, stream = Image.fromarray(pixels), io.BytesIO()
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BOX if size[0] * 2 < image.width else Image.Resampling.BILINEAR)
+    if data.startswith(_LOSSY) and not is_array:
+        image.save(stream, "JPEG", quality=88)
+        return stream.getvalue(), "image/jpeg"
+    image.save(stream, "PNG", compress_level=3)
+    return stream.getvalue(), "image/png"
 
 
-def _fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+def _fitted(size: tuple[int, ...], side: int) -> tuple[int, int]:
     """Return the (width, height) at which a picture of a ``size`` is at most ``side`` pixels long and wide."""
     scale = min(1.0, side / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -367,18 +317,3 @@ def _levels(array: npt.NDArray[Any]) -> Pixels:
         low, high = 0.0, 1.0
     values = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
     return (values * 255).round().astype(np.uint8)
-
-
-def _encoded(pixels: Pixels, size: tuple[int, int], *, is_lossy: bool) -> tuple[bytes, str]:
-    extra("PIL", "images", "showing a picture")
-    from PIL import Image
-
-    image = Image.fromarray(pixels)
-    if image.size != size:
-        image = image.resize(size, Image.Resampling.BOX if size[0] * 2 < image.width else Image.Resampling.BILINEAR)
-    stream = io.BytesIO()
-    if is_lossy:
-        image.save(stream, "JPEG", quality=88)
-        return stream.getvalue(), "image/jpeg"
-    image.save(stream, "PNG", compress_level=3)
-    return stream.getvalue(), "image/png"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist.curation import columns, query
+from wdsdist.curation import columns
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest import Manifest
@@ -20,11 +20,6 @@ _FEW = 20
 """Different integers up to which each has a bar."""
 _LONGEST = 200
 """Characters of a string that are shown."""
-
-
-def chosen_by(manifest: Manifest, where: str) -> Int64s:
-    """Return the numbers of the samples for which an SQL expression over columns is true: int64 [samples]."""
-    return np.flatnonzero(query.is_true(manifest, where))
 
 
 def of_column(

@@ -20,13 +20,16 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
 
 from wdsdist import storage
 from wdsdist._util import strict_json
@@ -35,10 +38,12 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_integer
 from wdsdist.curation.column_file import is_free
 from wdsdist.curation.columns import CLASS_NAME, ColumnReader
-from wdsdist.diagnostics.view import describe, epoch, figures
-from wdsdist.diagnostics.view.epoch import Choice
+from wdsdist.curation.query import is_true
+from wdsdist.diagnostics.epoch_report import epoch_of, evenly
+from wdsdist.diagnostics.view import describe, figures
 from wdsdist.errors import ArgumentError, WdsdistError
 from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
+from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 
@@ -54,6 +59,8 @@ _MOST_PROBLEMS, _SECONDS = 200, 0.4
 """Problems, and seconds, after which shards are looked at by another request."""
 _CHOICES = 8
 """Expressions whose samples are kept in memory."""
+_ROWS, _STEPS, _SHARDS = 24, 160, 6
+"""The most ranks, batches of each, and shards of a batch in the picture of an epoch."""
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 
@@ -98,60 +105,50 @@ class View:
     Args:
         manifest: the data set.
         shards: the names by which the user opened it, without credentials.
-        decode: how the samples of batches are decoded, as `StreamingDataset` takes it.
-        transform: of the samples of batches, likewise.
     """
 
-    def __init__(
-        self, manifest: Manifest, shards: Sequence[str], *, decode: Any = True,
-        transform: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, manifest: Manifest, shards: Sequence[str]) -> None:
         self.manifest = manifest
         self.shards = list(shards)
         self.style = describe.Style.of(manifest)
-        self.decode, self.transform = decode, transform
         self.reader = MemberReader(manifest)
-        self._chosen_by = functools.lru_cache(_CHOICES)(functools.partial(figures.chosen_by, manifest))
+        self._chosen_by = functools.lru_cache(_CHOICES)(lambda where: np.flatnonzero(is_true(manifest, where)))
         self._drawing = threading.Semaphore(_DRAWN_AT_ONCE)
         self._readers = ThreadPoolExecutor(8, thread_name_prefix="view")
 
     def answer(self, path: str, query: Query, span: str | None) -> Answer:
         """Answer a request for a path, for part of a member if it has the header ``Range``; errors are strings."""
+        data: Any = None
         status = 200
         try:
-            answer = self._answer(path, query, span)
+            match path.split("/"):
+                case [""]:
+                    return Answer([_STATIC["view.html"]], _TYPES["html"], headers={"content-security-policy": _OF_PAGE})
+                case ["static", name] if name in _STATIC:
+                    return Answer([_STATIC[name]], _TYPES[last_part(name)])
+                case ["member", number, member] if f"{number}{member}".isdecimal():
+                    return self.member(*self._member(int(number), int(member)), span)
+                case ["picture", number, member] if f"{number}{member}".isdecimal():
+                    limits = describe.PAGE if query.get("size") == "page" else describe.TILE
+                    shown = self._member(int(number), int(member))
+                    with self._drawing:
+                        content, kind = describe.picture(self.reader, *shown, limits, self.style)
+                    return Answer([content], kind)
+                case ["api", "data" | "samples" | "problems" | "columns" | "column" | "epoch" as name]:
+                    data = getattr(self, name)(query)
+                case ["api", "sample", number] if number.isdecimal():
+                    data = self.sample(int(number), query)
+                case _:
+                    raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
         except IndexError as error:
-            status, answer = 404, {"error": str(error)}
+            data, status = {"error": str(error)}, 404
         except (WdsdistError, ValueError) as error:
-            status, answer = 422, {"error": str(error)}
+            data, status = {"error": str(error)}, 422
         except Exception as error:
             _log.exception("a request for the page failed")
-            status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
-        if isinstance(answer, Answer):
-            return answer
+            data, status = {"error": f"{type(error).__name__}: {error}"}, 500
         # Plain ASCII: half a surrogate pair in a key would be no UTF-8.
-        return Answer([strict_json.dumps(answer).encode()], _JSON, status)
-
-    def _answer(self, path: str, query: Query, span: str | None) -> Any:
-        """Route a request: return an answer, or data for JSON. Raises ``IndexError`` for an unknown address."""
-        match path.split("/"):
-            case [""]:
-                return Answer([_STATIC["view.html"]], _TYPES["html"], headers={"content-security-policy": _OF_PAGE})
-            case ["static", name] if name in _STATIC:
-                return Answer([_STATIC[name]], _TYPES[last_part(name)])
-            case ["api", "data" | "samples" | "problems" | "columns" | "column" | "epoch" | "batch" as name]:
-                return getattr(self, name)(query)
-            case ["api", "sample", number] if number.isdecimal():
-                return self.sample(int(number), query)
-            case ["member", number, member] if f"{number}{member}".isdecimal():
-                return self.member(*self._member(int(number), int(member)), span)
-            case ["picture", number, member] if f"{number}{member}".isdecimal():
-                limits = describe.PAGE if query.get("size") == "page" else describe.TILE
-                shown = self._member(int(number), int(member))
-                with self._drawing:
-                    content, kind = describe.picture(self.reader, *shown, limits, self.style)
-                return Answer([content], kind)
-        raise IndexError(f"there is no address /{path}: open the URL that `wdsdist view` printed")
+        return Answer([strict_json.dumps(data).encode()], _JSON, status)
 
     def data(self, query: Query) -> Any:
         """Return facts about the data set."""
@@ -248,32 +245,43 @@ class View:
         return figures.of_column(self.manifest, name, chosen, self.style.classes)
 
     def epoch(self, query: Query) -> Any:
-        """Return which shards each rank reads for each batch of an epoch."""
-        return epoch.picture(self.manifest, self._choice(query))
+        """Return which shards each rank reads for each batch of an epoch; of many ranks and batches, for some.
 
-    def batch(self, query: Query) -> Any:
-        """Return one batch as training gets it."""
-        rank, number = _integer(query, "rank", 0), _integer(query, "batch", 0)
-        return epoch.batch(
-            self.manifest, self._choice(query), rank=rank, number=number, style=self.style, decode=self.decode,
-            transform=self.transform,
-        )  # fmt: skip
-
-    def _chosen(self, query: Query) -> Any:
-        """Return the numbers of the samples for which ``where`` is true, in order; of all without that."""
-        where = query.get("where")
-        return self._chosen_by(where) if where else range(self.manifest.num_samples)
-
-    def _choice(self, query: Query) -> Choice:
-        """Return the epoch that a request is about, by default with no more ranks than the data set can fill."""
+        By default there are no more ranks than the data set can fill.
+        """
         samples = self.manifest.num_samples
         batch_size = _integer(query, "batch_size", max(1, min(64, samples)))
-        return {
+        choice: dict[str, Any] = {
             "ranks": _integer(query, "ranks", max(1, min(8, samples // max(1, batch_size)))),
             "batch_size": batch_size,
             "epoch": _integer(query, "epoch", 0),
             "seed": _integer(query, "seed", 0),
         }
+        plan = epoch_of(self.manifest, **choice).plan
+        assert isinstance(plan, EpochPlan)
+        assert plan.order is not None
+        ranks, batches = evenly(choice["ranks"], _ROWS).tolist(), evenly(plan.batches_per_rank, _STEPS).tolist()
+        positions = [plan.positions(rank=rank, batch=batch) for rank in ranks for batch in batches]
+        shards = plan.order.make().locate(np.concatenate([np.zeros(0, np.int64), *positions]))[0]
+        cells: list[list[tuple[int, int]]] = []
+        for part in np.split(shards, np.cumsum([len(part) for part in positions]))[:-1]:
+            cells.append(Counter(part.tolist()).most_common(_SHARDS))
+        named = sorted({shard for cell in cells for shard, _ in cell})
+        return {
+            "choice": choice,
+            "ranks": ranks,
+            "batches": batches,
+            "cells": cells,
+            "shards": {str(number): shard_name(self.manifest, number) for number in named},
+            "num_shards": len(self.manifest.counts),
+            "batches_per_rank": plan.batches_per_rank,
+            "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
+        }
+
+    def _chosen(self, query: Query) -> Any:
+        """Return the numbers of the samples for which ``where`` is true, in order; of all without that."""
+        where = query.get("where")
+        return self._chosen_by(where) if where else range(self.manifest.num_samples)
 
     def _described(self, number: int, limits: describe.Limits = describe.TILE) -> dict[str, Any]:
         """Return a sample as JSON has it; if its shard cannot be read, its error."""

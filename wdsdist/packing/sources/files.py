@@ -133,7 +133,7 @@ class Files:
         filled = [path for path, folder in self.folders.items() if folder.names]
         common = os.path.commonprefix(filled) or b""  # noqa: RUF071 - cut at a slash below
         root = common[: common.rfind(b"/") + 1]
-        if options.has_classes and filled == [root]:
+        if options.class_folders and filled == [root]:
             root = root[: root.rfind(b"/", 0, -1) + 1]
         if options.split is not None:
             root += f"{options.split}/".encode()
@@ -171,7 +171,7 @@ class Files:
             error.splits = tuple(splits)
             raise error
         rule = options.key
-        if options.has_classes and rule is None:
+        if options.class_folders and rule is None:
             inside = [folder.names for path, folder in self.folders.items() if path.startswith(root) and path != root]
             own = b"".join(inside).split(b"\0")[:-1]
             if all(map(_IMAGE.search, own)):  # each image is a sample
@@ -242,7 +242,7 @@ def _find_classes(
 
     Raises `SourceError` for folders that cannot be classes, and for data beside them.
     """
-    if not options.has_classes:
+    if not options.class_folders:
         return None, np.empty(0, np.int64)
     index, is_inside = listing.index, [folder != "" for folder in listing.folders]
     in_folders = np.repeat(is_inside, np.diff(listing.folder_samples))

@@ -21,13 +21,14 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import TEMPORARY
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
 from wdsdist.packing.members import LeftOut, Sample
 from wdsdist.packing.sources.listing import shown
 
-SCRATCH_SUFFIX = "-source"
-"""What the names of temporary folders end with; they start with ``.tmp-``."""
+SCRATCH_NAME = "source"
+"""What the names of temporary folders end with, as `_util.files.TEMPORARY` says."""
 
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
@@ -185,7 +186,7 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
     def load() -> Contents:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".tmp-", suffix=SCRATCH_SUFFIX, dir=scratch))
+        folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, suffix=f"-{SCRATCH_NAME}", dir=scratch))
         try:
             contents = make(folder).contents
         except BaseException:

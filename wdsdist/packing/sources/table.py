@@ -27,7 +27,6 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import last_part
-from wdsdist._util.files import read_file
 from wdsdist._util.pools import Carried
 from wdsdist.errors import ArgumentError, SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
@@ -90,7 +89,7 @@ def find_saved(candidate: Candidate, options: Options) -> Source | None:
     if not (path / STATE).is_file():
         return None
     try:
-        state = json.loads(read_file(path / STATE))
+        state = json.loads((path / STATE).read_bytes())
         names = sorted(file["filename"] for file in state["_data_files"])
         is_selection = bool(state.get("_indices_data_files"))
     except (ValueError, RecursionError, OSError, LookupError, TypeError, AttributeError) as error:

@@ -116,10 +116,9 @@ class Manifest(Listing):
         on: str = "key",
         sample: int | float | None = None,
         seed: int = 0,
+        allow_empty: bool = False,
     ) -> Manifest:
         """Choose samples, and return a view, which works wherever a data set does; the shards stay unchanged.
-
-        A view without a sample is a warning.
 
         Args:
             where: an SQL expression over columns, in double quotes, such as ``'"json.width" >= 256'``. A sample is
@@ -131,9 +130,10 @@ class Manifest(Listing):
             sample: a random choice of these samples: a share below 1.0, or a number. It depends only on the seed and
                 the keys, so a share of a data set that grows keeps its samples.
             seed: the seed of ``sample``.
+            allow_empty: return a view without samples rather than raise an error.
 
         Raises:
-            ArgumentError: an unknown column, or an invalid expression.
+            ArgumentError: an unknown column, an invalid expression, or no sample is chosen.
 
         >>> import tempfile, wdsdist
         >>> data = wdsdist.pack(({"txt": "word " * n} for n in range(1, 7)), Path(tempfile.mkdtemp()) / "shards")
@@ -143,14 +143,19 @@ class Manifest(Listing):
         """
         from wdsdist.curation import choose
 
-        return choose.select(self, where, keys=keys, exclude=exclude, on=on, sample=sample, seed=seed)
+        return choose.select(
+            self, where, keys=keys, exclude=exclude, on=on, sample=sample, seed=seed, allow_empty=allow_empty
+        )
 
-    def split(self, *, by: str = "key", seed: int = 0, **shares: float) -> tuple[Manifest, ...]:
+    def split(
+        self, *, by: str = "key", seed: int = 0, allow_empty: bool = False, **shares: float
+    ) -> tuple[Manifest, ...]:
         """Split the samples into views by a hash of their keys, so that a sample stays on its side as data grows.
 
         Args:
             by: a column whose equal values stay together, such as the samples of one speaker or document.
             seed: the seed of the hash.
+            allow_empty: return parts without samples rather than raise an error.
             shares: the share of each view by its name, as in ``train=0.98, val=0.02``; together at most 1.
 
         Returns:
@@ -167,15 +172,16 @@ class Manifest(Listing):
         """
         from wdsdist.curation import choose
 
-        return choose.split(self, shares, by=by, seed=seed)
+        return choose.split(self, shares, by=by, seed=seed, allow_empty=allow_empty)
 
-    def repeat(self, times: npt.ArrayLike, *, seed: int = 0) -> Manifest:
+    def repeat(self, times: npt.ArrayLike, *, seed: int = 0, allow_empty: bool = False) -> Manifest:
         """Repeat each sample as often as a column, an array or a number says; 0 leaves it out.
 
         Args:
             times: the name of a column of counts, an array with one count per sample, or a number for all. A fraction
                 is the share of samples that come once more: with 2.5, half of them come twice and half three times.
             seed: the seed of the hash that chooses these samples.
+            allow_empty: return a view without samples rather than raise an error.
 
         Raises:
             ArgumentError: an unknown column, an array of another length, or counts that are negative or missing.
@@ -187,9 +193,9 @@ class Manifest(Listing):
         """
         from wdsdist.curation import choose
 
-        return choose.repeat(self, times, seed=seed)
+        return choose.repeat(self, times, seed=seed, allow_empty=allow_empty)
 
-    def explode(self, by: str | float, *, per: float = 1) -> Manifest:
+    def explode(self, by: str | float, *, per: float = 1, allow_empty: bool = False) -> Manifest:
         """Make each part of a record a sample, such as the clips of a video or the chunks of a document.
 
         A sample of the view has the record's members, the number of its part (``"__part__"``, from 0) and the number of
@@ -200,6 +206,7 @@ class Manifest(Listing):
                 with 0 parts is left out.
             per: the most that a part has of the column: with ``"mp4.seconds"`` and ``per=5``, a video of 120 seconds
                 has 24 parts, and a video of 121 seconds has 25.
+            allow_empty: return a view without samples rather than raise an error.
 
         Raises:
             ArgumentError: an unknown column, a record without a value, or samples that are already parts.
@@ -213,7 +220,7 @@ class Manifest(Listing):
         """
         from wdsdist.curation import choose
 
-        return choose.explode(self, by, per=per)
+        return choose.explode(self, by, per=per, allow_empty=allow_empty)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save a view as a file, which `wdsdist.open` takes; the shards stay where they are.

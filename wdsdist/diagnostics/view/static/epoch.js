@@ -20,7 +20,7 @@ function epochForm(choice) {
   return form;
 }
 
-function epochPicture(found, open) {
+function epochPicture(found) {
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "shards that each rank reads, by batch" });
   const tip = el("div", { id: "tip", hidden: true });
   const named = Object.entries(found.shards);
@@ -71,10 +71,6 @@ function epochPicture(found, open) {
     tip.style.top = `${event.clientY + 16}px`;
   });
   canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
-  canvas.addEventListener("click", (event) => {
-    const at = cell(event);
-    if (at) open(found.ranks[at[0]], found.batches[at[1]]);
-  });
   new ResizeObserver(draw).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   return el("div", { class: "plan" }, canvas, legend, tip);
@@ -83,7 +79,6 @@ function epochPicture(found, open) {
 async function epochPage(isCurrent) {
   const { query } = where();
   const asked = Object.fromEntries(EPOCH_FIELDS.map((name) => [name, query.get(name) ?? ""]));
-  const batch = el("div", {});
   const page = el("div", { class: "epoch" }, epochForm(asked));
   byId("page").replaceChildren(page);
   say("planning…");
@@ -92,23 +87,8 @@ async function epochPage(isCurrent) {
   if (!isCurrent()) return;
   page.replaceChildren(epochForm(found.choice));
   if (!found.cells.length) { say("no rank gets a batch: lower the ranks or the batch size", true); return; }
-  say(`${counted(found.batches_per_rank, "batch")} on each rank, ${counted(found.samples, "sample")} in all; `
-    + "each colour is a shard; choose a batch to see it");
-  const open = async (rank, number) => {
-    history.replaceState(null, "", link("epoch", { ...asked, rank: String(rank), batch: String(number) }));
-    batch.replaceChildren(el("p", { class: "dim" }, "making the batch…"));
-    try {
-      const made = await api("batch", { ...asked, rank, batch: number });
-      if (!isCurrent()) return;
-      const tiles = made.samples.map((one) => tile(one, one.members.map((part) => [part.extension, part.about,
-        content(part.about, "", part.about.url, part.extension, false)])));
-      const less = made.samples.length < made.size ? `, the first ${made.samples.length} of ${thousands(made.size)}` : "";
-      batch.replaceChildren(el("h2", { id: "batch" }, `Batch ${thousands(number)} of rank ${rank}${less}`),
-        el("p", { class: "dim" }, "as training gets it: decoded and transformed"), el("div", { class: "grid" }, ...tiles));
-    } catch (error) { if (isCurrent()) { batch.replaceChildren(); say(error.message, true); } }
-  };
-  page.append(epochPicture(found, open), batch);
-  if (query.has("batch")) await open(query.get("rank") || "0", query.get("batch"));
+  say(`${counted(found.batches_per_rank, "batch")} on each rank, ${counted(found.samples, "sample")} in all; each colour is a shard`);
+  page.append(epochPicture(found));
 }
 
 PAGES.epoch = epochPage;

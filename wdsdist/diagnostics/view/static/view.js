@@ -87,7 +87,7 @@ function content(about, url, pictureUrl, name, large) {
     case "video": return el("span", { class: "stage" }, el("video", { src: url, controls: true, preload: "metadata" }));
     case "audio": return el("div", { class: "sound" }, el("audio", { src: url, controls: true, preload: large ? "metadata" : "none" }));
     case "array":
-      if (about.has_picture && pictureUrl) return picture(pictureUrl, name, about, `${name} ${described(about)}`);
+      if (about.has_picture) return picture(pictureUrl, name, about, `${name} ${described(about)}`);
       return el("div", { class: "mono" }, described(about), about.values ? el("div", { class: "dim" }, about.values.join(" ")) : null);
     case "tokens":
       return el("div", { class: "mono" }, el("b", {}, counted(about.count, "token")), ` ${about.dtype === "list" ? "" : about.dtype} `,
@@ -108,15 +108,15 @@ const isStage = (node) => node.classList.contains("stage") || node.classList.con
 const partOf = (sample) => `${sample.part[0]} of ${sample.part[1]}`;
 
 function tile(sample, members) {
-  const href = sample.number === null ? null : link("sample", { where: chosen() }, sample.number);
+  const href = link("sample", { where: chosen() }, sample.number);
   const head = el("div", { class: "head" }, el("a", { href, title: sample.key }, sample.key || "?"),
     sample.part ? el("span", {}, `part ${partOf(sample)}`) : null,
-    el("span", { title: sample.shard }, sample.number === null ? "" : thousands(sample.number)));
+    el("span", { title: sample.shard }, thousands(sample.number)));
   const card = el("article", { class: "tile" }, head);
   if (sample.error) card.append(el("div", { class: "error" }, sample.error));
   for (const [name, about, node] of byKind(members)) {
     if (isStage(node)) {
-      if (about.kind !== "video" && about.kind !== "audio" && href) card.append(el("a", { href, class: "open" }, node));
+      if (about.kind !== "video" && about.kind !== "audio") card.append(el("a", { href, class: "open" }, node));
       else card.append(node);
     } else card.append(el("div", { class: "field" }, el("span", { title: name }, name), node));
   }
