@@ -94,7 +94,7 @@ def _member(content: memoryview, size: int, extension: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def array_layout(start: memoryview, size: int, _: str) -> NpyLayout:
+def array_layout(start: memoryview, size: int, *_: object) -> NpyLayout:
     """Return the dtype and shape of a ``.npy`` file. Raises ``ValueError`` for anything else."""
     end = npy_header_length(bytes(start[:NPY_PREFIX]))
     layout = npy_layout(bytes(start[:end])) if end <= len(start) else None
