@@ -19,7 +19,7 @@ from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
-from wdsdist._util.pools import Carried, completed, pool
+from wdsdist._util.pools import Carried, pool
 from wdsdist._util.validation import counted, hint
 from wdsdist.curation.column_file import KEY, file_name, is_free
 from wdsdist.curation.columns import members_of
@@ -28,7 +28,7 @@ from wdsdist.media.containers import recording
 from wdsdist.packing.tables import arrays
 from wdsdist.samples.images.decode import EncodedImage
 from wdsdist.samples.member_reader import open_source
-from wdsdist.shards.progress import Report, ShardsProgress
+from wdsdist.shards.progress import Report, reported
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 from wdsdist.shards.source import CacheOptions, OpenShard
 from wdsdist.storage import compression
@@ -205,23 +205,14 @@ def read_all(
         return {}
     made: dict[int, dict[str, Any]] = {}
     unreadable: dict[str, list[str]] = {name: [] for name in fields}
-
-    def report() -> None:
-        if progress:
-            sizes, done = data.sizes.clip(0), list(made)
-            in_bytes = int(sizes[done].sum()), int(sizes[shards].sum())
-            progress(ShardsProgress(len(done), len(shards), *in_bytes, int(data.counts[done].sum())))
-
-    report()
     carried = Carried((data, fields))
     is_remote = any(storage.is_remote(data.location(shard)) for shard in shards)
     with pool(workers, len(shards), remote=is_remote) as executor:
         futures = {executor.submit(_read, carried, shard): shard for shard in shards}
-        for future in completed(futures):
-            made[futures[future]], reasons = future.result()
+        for shard, (columns, reasons) in reported(futures, data.sizes, data.counts, progress):
+            made[shard] = columns
             for name in fields:
                 unreadable[name] += reasons[name]
-            report()
     for name in filter(unreadable.get, fields):
         samples, first = counted(len(unreadable[name]), "sample"), min(unreadable[name])
         _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, first)
