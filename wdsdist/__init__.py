@@ -62,7 +62,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in (*_MODULES, "integrations"):
+    if name in _MODULES:
         return import_module(f"wdsdist.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'wdsdist' has no attribute {name!r}")

@@ -68,14 +68,14 @@ class Case:
         if self.rule is None:
             fixed = FixedBatches(batch_size=6, drop_last=False, drop_last_batch=False, mark_padding=self.mark_padding)
             return fixed.plan(order, position, world)
-        buckets = (lambda shards, samples: samples % 3) if self.rule.kind == "buckets" else None
+        buckets = (lambda shards, samples: samples % 3) if self.rule.buckets else None
         rule = replace(self.rule, long="truncate", mark_padding=self.mark_padding)
         return PlannedEpoch(
             rule=rule, lengths=lengths, buckets=buckets, block_samples=70, order=order, world=world, start=position
         )
 
 
-TOKENS = Rule(kind="tokens", budget=400)
+TOKENS = Rule(budget=400)
 CASES = {
     "fixed": Case("shard"),
     "fixed, sampler": Case("sampler"),
@@ -84,9 +84,9 @@ CASES = {
     "tokens": Case("shard", TOKENS),
     "tokens, mix": Case("mix", TOKENS),
     "tokens, marked": Case("sampler", TOKENS, mark_padding=True),
-    "groups": Case("shard", Rule(kind="groups", most=5)),
-    "buckets": Case("mix", Rule(kind="buckets", most=5)),
-    "rows": Case("shard", Rule(kind="rows", budget=200, most=2)),
+    "groups": Case("shard", Rule(most=5)),
+    "buckets": Case("mix", Rule(most=5, buckets="thirds")),
+    "rows": Case("shard", Rule(has_rows=True, budget=200, most=2)),
 }
 case_of = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 worlds = st.sampled_from([World(1), World(2, 2), World(3), World(6, 2), World(8, 4)])

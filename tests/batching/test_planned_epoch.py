@@ -48,7 +48,7 @@ def after(epoch: PlannedEpoch, steps: int) -> Position:
 @pytest.mark.parametrize("block", [60, TOTAL - 1, TOTAL], ids=["even", "a rest of one sample", "one block"])
 @pytest.mark.parametrize("start", [START, Position(0, 0, "2,1,300,0,1")], ids=["begun", "resumed"])
 def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position) -> None:
-    epoch = planned(Rule(kind="tokens", budget=300, drops=True), World(2), start, block)
+    epoch = planned(Rule(budget=300, drops=True), World(2), start, block)
     batches = [batch for _, batch in epoch.batches(rank=1)]
     reached = [batch.reached for batch in batches if batch.reached is not None]
     assert [one.samples for one in reached] == [len(batch.shards) for batch in batches]
@@ -61,7 +61,7 @@ def test_each_batch_says_how_far_the_epoch_has_come(block: int, start: Position)
 def test_rows_have_every_token_once(ranks: int, rows: int, length: int, long: Long) -> None:
     tokens: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
-        epoch = planned(Rule(kind="rows", budget=length, most=rows, long=long), World(ranks))
+        epoch = planned(Rule(has_rows=True, budget=length, most=rows, long=long), World(ranks))
         for _, batch in epoch.batches(rank=rank):
             pieces = batch.pieces
             assert pieces is not None
@@ -85,9 +85,9 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
             assert is_free.wait(60)
         return lengths(shards, samples)
 
-    epoch = planned(Rule(kind="tokens", budget=300), World(1), START, 60, lengths=watched)
+    epoch = planned(Rule(budget=300), World(1), START, 60, lengths=watched)
     batches, uses = epoch.batches(rank=0), epoch.uses(rank=0)
-    steps = planned(Rule(kind="tokens", budget=300), World(1), START, 60).block(0).steps
+    steps = planned(Rule(budget=300), World(1), START, 60).block(0).steps
     for number in range(steps):
         assert next(batches)[0] == number  # the first block is read to its end
         assert both.wait(60)  # though the next one is still in the making
@@ -99,7 +99,7 @@ def test_the_next_block_is_planned_while_one_is_read() -> None:
 
 
 def test_threads_that_ask_for_a_block_at_once_get_one_plan() -> None:
-    rule, threads = Rule(kind="tokens", budget=300), 4
+    rule, threads = Rule(budget=300), 4
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -128,7 +128,7 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
             raise OSError("the columns are gone")
         return lengths(shards, samples)
 
-    epoch = planned(Rule(kind="tokens", budget=300), World(1), START, 60, lengths=failing)
+    epoch = planned(Rule(budget=300), World(1), START, 60, lengths=failing)
     batches = epoch.batches(rank=0)
     for _ in range(epoch.node_batches(0, 0).steps):
         next(batches)
@@ -140,7 +140,7 @@ def test_an_error_of_a_plan_in_the_making_is_raised_where_its_block_is_read() ->
 def short() -> PlannedEpoch:
     """An epoch of two blocks, of which the last has too few samples for a batch on each of two ranks."""
     order = epoch_order_of(epoch_order(np.array([9]), OrderSettings(), 0))
-    rule = Rule(kind="groups", most=2, drops=True)
+    rule = Rule(most=2, drops=True)
     return planned(rule, World(2), block=8, lengths=lambda shards, samples: np.ones_like(shards), order=order)
 
 
@@ -159,7 +159,7 @@ def test_blocks_whose_samples_are_all_dropped_end_an_epoch_too() -> None:
         return longest[FIRSTS[shards] + samples]
 
     order = epoch_order_of(epoch_order(COUNTS, OrderSettings(shuffle=False), 0))
-    epoch = planned(Rule(kind="tokens", budget=50, long="drop"), World(1), lengths=of, order=order)
+    epoch = planned(Rule(budget=50, long="drop"), World(1), lengths=of, order=order)
     batches = [batch for _, batch in epoch.batches(rank=0)]
     assert len(batches) == 12
     assert batches[-1].reached is not None

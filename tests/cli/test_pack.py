@@ -46,7 +46,7 @@ def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my_module:samples", "--seed", "0"], "--seed is 0, but my_module:samples can be read in one order only"),
+        (["my_module:samples", "--seed", "0"], "--seed is given, but my_module:samples can be read in one order only"),
         (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
         (["my_module:Circles"], "has no attribute 'Circles'"),
         (["my_modul:Squares"], "No module named 'my_modul'"),

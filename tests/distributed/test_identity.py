@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from wdsdist._util.host import private_dir, user_cache_dir
+from wdsdist._util.host import private_dir, user_dir
 from wdsdist.distributed.identity import Identity, identity, share_of_cores
 from wdsdist.errors import ArgumentError, DestinationError
 
@@ -168,7 +168,7 @@ class TestCacheDirectory:
     )
     def test_variables_say_where_it_is(self, launch: Launch, environment: dict[str, str], expected: str) -> None:
         launch(environment)
-        assert user_cache_dir() == Path(expected)
+        assert user_dir("cache") == Path(expected)
 
     def test_a_user_without_a_home_is_told_what_to_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def homeless() -> Path:
@@ -176,7 +176,7 @@ class TestCacheDirectory:
 
         monkeypatch.setattr(Path, "home", homeless)
         with pytest.raises(ArgumentError, match="set WDSDIST_CACHE_DIR"):
-            user_cache_dir()
+            user_dir("cache")
 
 
 def test_the_private_directory_is_closed_to_others_whatever_the_umask(temporary: Path) -> None:

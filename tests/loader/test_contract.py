@@ -23,9 +23,7 @@ Sample = tuple[str, str, int]
 """Data set, key and number of the part."""
 
 
-@pytest.fixture(
-    scope="module", params=["plain", "sampler", "view", "parts", "mix", "scattered", "concat", "cut", "long"]
-)
+@pytest.fixture(scope="module", params=["plain", "sampler", "view", "parts", "mix", "concat", "cut", "long"])
 def make(request: pytest.FixtureRequest, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Return what makes a data set of one kind."""
     data, two = wdsdist.open(shards), {"a": (shards, 3), "b": (shards, 1)}
@@ -36,7 +34,6 @@ def make(request: pytest.FixtureRequest, shards: Path, tmp_path_factory: pytest.
         "view": lambda: partial(StreamingDataset, data.select(sample=60).repeat(2).save(view)),
         "parts": lambda: partial(StreamingDataset, data.explode("txt.bytes")),
         "mix": lambda: partial(wdsdist.mix, two, samples_per_epoch=90),
-        "scattered": lambda: partial(wdsdist.mix, two, stratified=False),
         "concat": lambda: partial(wdsdist.concat, {"a": shards, "b": data.select(sample=9).repeat(3)}),
         "cut": lambda: partial(StreamingDataset, shards, samples_per_epoch=61),
         "long": lambda: partial(StreamingDataset, shards, samples_per_epoch=250),

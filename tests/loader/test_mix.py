@@ -47,17 +47,10 @@ def flat(batches: Any) -> list[Any]:
 # State
 
 
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        ({"weights": (5, 3, 1)}, r"mix is '1/2 3/10 1/5' in the state and '5/9 1/3 1/9' here"),
-        ({"stratified": False}, "stratified is 'True' in the state and 'False' here"),
-    ],
-)
-def test_the_state_of_another_mix_is_refused(sets: dict[str, Path], other: dict[str, Any], difference: str) -> None:
+def test_the_state_of_another_mix_is_refused(sets: dict[str, Path]) -> None:
     state = make_loader(sets).state_dict()
-    with pytest.raises(StateError, match=difference):
-        make_loader(sets, **other).load_state_dict(state)
+    with pytest.raises(StateError, match=r"mix is '1/2 3/10 1/5' in the state and '5/9 1/3 1/9' here"):
+        make_loader(sets, weights=(5, 3, 1)).load_state_dict(state)
 
 
 def test_the_state_of_other_data_sets_or_of_another_order_of_them_is_refused(sets: dict[str, Path]) -> None:

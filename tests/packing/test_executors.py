@@ -43,7 +43,7 @@ def test_a_data_set_of_python_goes_to_the_workers(tmp_path: Path, data_bytes: Da
 
 def test_what_cannot_go_to_the_workers_is_refused(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(ArgumentError, match=r"one stream of samples.*leave executor out"):
+        with pytest.raises(ArgumentError, match=r"^executor is given, but .* one order only, by one process"):
             pack(iter([{"txt": "a"}]), tmp_path / "dest", executor=executor)
         with pytest.raises(ArgumentError, match=r"does not pickle.*define it, and encode, in a module"):
             pack(made.Squares(), tmp_path / "dest", encode=lambda item: made.encode(item), executor=executor)

@@ -145,7 +145,8 @@ class TestAnIterable:
 
     def test_an_explicit_seed_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(
-            ArgumentError, match=r"^shuffle_seed is 0, but tests\.support\.made\.samples can be read in one order only"
+            ArgumentError,
+            match=r"^shuffle_seed is given, but tests\.support\.made\.samples can be read in one order only",
         ):
             pack(made.samples, tmp_path / "dest", shuffle_seed=0)
         assert pack(made.samples, tmp_path / "dest").extra["shuffle_seed"] is None

@@ -118,7 +118,7 @@ def test_a_resumed_epoch_makes_exactly_the_batches_that_were_left(plan: EpochPla
     whole = {rank: positions(plan, rank) for rank in (0, plan.num_replicas - 1)}
     batches = plan.batches_per_rank
     for done in {0, min(1, batches), data.draw(st.integers(0, batches)), max(batches - 1, 0), batches}:
-        rest = replace(plan, start=plan.consumed(done))
+        rest = replace(plan, start=plan.reached(done).position.consumed)
         assert rest.batches_per_rank == batches - done
         for rank, of_rank in whole.items():
             assert positions(rest, rank) == of_rank[done:]

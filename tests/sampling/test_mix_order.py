@@ -38,13 +38,11 @@ def taken_in_turn(counts: np.ndarray, settings: OrderSettings, number: int, tota
     num_samples=st.integers(1, 120),
     lanes=st.integers(1, 6),
     shuffle=st.booleans(),
-    stratified=st.booleans(),
     seed=st.integers(0, 99),
     data=st.data(),
 )
 def test_each_data_set_plays_its_own_epochs_one_after_another(
-    shards: list[list[int]], num_samples: int, lanes: int, shuffle: bool, stratified: bool, seed: int,
-    data: st.DataObject,
+    shards: list[list[int]], num_samples: int, lanes: int, shuffle: bool, seed: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     counts = [np.array(each) for each in shards]
     weights = [Fraction(data.draw(st.integers(1, 9))) for _ in shards]
@@ -53,7 +51,7 @@ def test_each_data_set_plays_its_own_epochs_one_after_another(
     first = np.cumsum([0, *map(len, shards)])
     taken: list[Taken] = [Counter() for _ in shards]
     for epoch in range(EPOCHS):
-        deal = Deal(weights, num_samples=num_samples, lanes=lanes, seed=seed, epoch=epoch, stratified=stratified)
+        deal = Deal(weights, num_samples=num_samples, lanes=lanes, seed=seed, epoch=epoch)
         order = MixOrder(deal, counts, own)
         assert order.num_samples == num_samples
         for part in np.array_split(np.arange(num_samples), 3):

@@ -240,6 +240,15 @@ def test_an_epoch_that_cannot_be_is_refused_by_value(name: str) -> None:
             ORDERS[name](epoch)
 
 
+@given(st.integers(0, 200), st.integers(0, 2**64 - 1))
+def test_the_order_sampler_is_the_sequence_of_a_distributed_sampler(n: int, seed: int) -> None:
+    from torch.utils.data import DistributedSampler
+
+    sampler = DistributedSampler(range(n), num_replicas=1, rank=0, shuffle=True, seed=seed)
+    order = epoch_order(np.array([n]), OrderSettings(name="sampler", seed=seed), 0)
+    assert order.locate(np.arange(n))[1].tolist() == list(sampler)
+
+
 def test_a_sampler_seed_that_torch_cannot_take_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"seed \+ epoch is 18,446,744,073,709,551,616"):
         epoch_order(np.array([3]), OrderSettings(name="sampler", seed=2**64 - 1), 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import fewer
-from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled
 
 words = st.integers(0, 2**64 - 1)
 
@@ -126,14 +126,3 @@ def test_every_element_is_equally_likely_at_every_position(n: int) -> None:
     counts = np.bincount(positions * n + permute(positions, n, keys), minlength=n * n)
     # Rows and columns have fixed sums, which leaves (n - 1)**2 degrees of freedom.
     assert_uniform(counts, (n - 1) ** 2, scale=(n - 1) / n)
-
-
-# torch
-
-
-@given(st.integers(0, 200), st.integers(0, 2**64 - 1))
-def test_torch_randperm_is_what_the_distributed_sampler_draws(n: int, seed: int) -> None:
-    from torch.utils.data import DistributedSampler
-
-    sampler = DistributedSampler(range(n), num_replicas=1, rank=0, shuffle=True, seed=seed)
-    assert torch_randperm(n, seed).tolist() == list(sampler)

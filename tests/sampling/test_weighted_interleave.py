@@ -7,7 +7,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,12 +21,11 @@ class Mix:
     num_samples: int = 1
     lanes: int = 1
     seed: int = 0
-    stratified: bool = True
 
     def deal(self, epoch: int = 0) -> Deal:
         return Deal(
             [Fraction(weight) for weight in self.weights], num_samples=self.num_samples, lanes=self.lanes,
-            seed=self.seed, epoch=epoch, stratified=self.stratified,
+            seed=self.seed, epoch=epoch,
         )  # fmt: skip
 
     def share(self, stream: int) -> float:
@@ -47,7 +45,6 @@ def mixes(draw: st.DrawFn, **fixed: Any) -> Mix:
         "num_samples": st.integers(1, 400),
         "lanes": st.integers(1, 24),
         "seed": st.integers(0, 2**64 - 1),
-        "stratified": st.booleans(),
     }
     return Mix(**{name: fixed[name] if name in fixed else draw(strategy) for name, strategy in free.items()})
 
@@ -63,7 +60,6 @@ def windows(taken: np.ndarray, length: int) -> np.ndarray:
 
 @given(mixes(), st.integers(0, 50))
 @example(Mix((1, 1), num_samples=3, lanes=8), 0)
-@example(Mix((1, 2, 3), num_samples=2500, lanes=2, stratified=False), 7)
 def test_an_epoch_takes_from_each_stream_what_follows_the_epoch_before(mix: Mix, epoch: int) -> None:
     deal = mix.deal(epoch)
     streams, numbers = deal.locate(np.arange(mix.num_samples))
@@ -74,7 +70,7 @@ def test_an_epoch_takes_from_each_stream_what_follows_the_epoch_before(mix: Mix,
     assert mix.deal(0).starts == [0] * len(mix.weights)
 
 
-@given(mixes(lanes=1, stratified=True))
+@given(mixes(lanes=1))
 def test_on_one_lane_streams_are_taken_strictly_in_order(mix: Mix) -> None:
     streams, numbers = mix.deal().locate(np.arange(mix.num_samples))
     for stream in range(len(mix.weights)):
@@ -94,14 +90,14 @@ def test_places_far_in_an_epoch_far_in_training_are_found() -> None:
 # In proportion
 
 
-@given(mixes(stratified=True), st.integers(0, 30))
+@given(mixes(), st.integers(0, 30))
 def test_the_shares_of_all_epochs_are_kept(mix: Mix, epoch: int) -> None:
     limit = 1 if len(mix.weights) < 3 else 3.4
     for stream, start in enumerate(mix.deal(epoch).starts):
         assert abs(start - epoch * mix.num_samples * mix.share(stream)) < limit
 
 
-@given(mixes(stratified=True), st.integers(1, 64), st.integers(0, 3))
+@given(mixes(), st.integers(1, 64), st.integers(0, 3))
 def test_each_run_of_a_lane_has_its_share_of_each_stream(mix: Mix, length: int, epoch: int) -> None:
     found = windows(mix.taken(epoch), length) if length <= mix.num_samples // mix.lanes else np.zeros((0, 1, 1))
     limit = {1: 0.5, 2: 1, 3: 3}.get(len(mix.weights), 4.4)  # with three or more, one sample of it at an epoch's end
@@ -109,14 +105,14 @@ def test_each_run_of_a_lane_has_its_share_of_each_stream(mix: Mix, length: int, 
     assert (np.abs(found - length * np.array(shares)) < limit).all()
 
 
-@given(mixes(stratified=True, weights=(7, 3)), st.integers(1, 30), st.integers(0, 3))
+@given(mixes(weights=(7, 3)), st.integers(1, 30), st.integers(0, 3))
 def test_each_run_of_whole_rows_has_its_share_to_within_one_sample(mix: Mix, length: int, epoch: int) -> None:
     if length <= mix.num_samples // mix.lanes:
         found = windows(mix.taken(epoch).sum(axis=1), length)
         assert (np.abs(found - length * mix.lanes * np.array([0.7, 0.3])) < 1).all()
 
 
-@given(mixes(weights=(3, 2), stratified=True), st.integers(0, 23))
+@given(mixes(weights=(3, 2)), st.integers(0, 23))
 def test_each_rank_has_its_share_of_each_row_of_its_lanes(mix: Mix, number: int) -> None:
     world = number % mix.lanes + 1
     mix = replace(mix, lanes=mix.lanes // world * world)
@@ -124,17 +120,10 @@ def test_each_rank_has_its_share_of_each_row_of_its_lanes(mix: Mix, number: int)
     assert (np.abs(own - mix.lanes // world * np.array([0.6, 0.4])) < 1).all()
 
 
-def test_scattered_shares_vary_as_random_draws_do() -> None:
-    mix = Mix((7, 3), num_samples=64 * 4096, lanes=2, stratified=False)
-    found = mix.taken().reshape(-1, 64, 2, 2).sum(axis=1)[:, :, 0]
-    assert abs(found.mean() - 0.7 * 64) < 0.1
-    assert found.std() == pytest.approx((64 * 0.7 * 0.3 * (1 - 64 / 1024)) ** 0.5, rel=0.05)
-
-
 # Lanes
 
 
-@given(mixes(num_samples=4000, stratified=True))
+@given(mixes(num_samples=4000))
 def test_lanes_of_the_mix_are_lanes_of_its_streams(mix: Mix) -> None:
     positions = np.arange(mix.num_samples)
     streams, numbers = mix.deal(1).locate(positions)
@@ -156,7 +145,6 @@ def test_seed_and_epoch_decide_the_deal() -> None:
     assert streams(mix) == streams(mix)
     assert len({streams(replace(mix, seed=seed)) for seed in range(8)}) > 5
     assert streams(mix) != streams(mix, 1)
-    assert streams(mix) != streams(replace(mix, stratified=False))
 
 
 def test_the_deal_is_pinned() -> None:

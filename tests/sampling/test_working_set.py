@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -79,7 +80,10 @@ def test_shards_without_a_copy_take_nothing_and_those_of_unknown_size_as_much_as
 
 
 def checked(who: Readers, settings: OrderSettings, limit: int) -> None:
-    check_limit(who.need, settings, who.counts, ranks=who.ranks, limit=limit)
+    config: Any = SimpleNamespace(
+        manifest=who, bytes_at_once=lambda settings, num_replicas, ranks: who.need(settings, ranks)
+    )
+    check_limit(config, settings, num_replicas=who.num_replicas, ranks=who.ranks, limit=limit)
 
 
 @pytest.mark.parametrize("last", [100, 30])

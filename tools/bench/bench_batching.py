@@ -44,7 +44,7 @@ import wdsdist
 from wdsdist._util.array_types import Int64s
 from wdsdist.batching import PackedRows, TokenBudget
 from wdsdist.batching.batcher import BLOCK_STEPS
-from wdsdist.batching.block_plan import BlockSamples, Kind, Rule, plan_block
+from wdsdist.batching.block_plan import BlockSamples, Rule, plan_block
 from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
 from wdsdist.sampling.plan import Position, World
@@ -88,9 +88,9 @@ def lengths_of(count: int, seed: int = 0) -> Int64s:
 def planned(kind: str, ranks: int, steps: int, blocks: int) -> dict[str, Any]:
     """Plan blocks of so many steps on average, cut by the mean length as a loader cuts them."""
     count = int(ranks * steps * BUDGET / lengths_of(1_000_000).mean())
-    rule = Rule(kind="tokens", budget=BUDGET)
+    rule = Rule(budget=BUDGET)
     if kind == "rows":
-        rule = Rule(kind="rows", budget=ROW, most=BATCH_ROWS)
+        rule = Rule(has_rows=True, budget=ROW, most=BATCH_ROWS)
     owners = np.arange(count) % ranks
     shards = np.arange(count) // ranks // 500 * ranks + owners
     found, took = [], 0.0
@@ -107,7 +107,7 @@ def planned(kind: str, ranks: int, steps: int, blocks: int) -> dict[str, Any]:
     return figures(f"wdsdist, {name}, {steps} steps a block", ranks, loads, BUDGET, took / (count * blocks))
 
 
-def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64) -> dict[str, Any]:
+def opened(kind: str, ranks: int, per_node: int, each: int = 32, size: int = 64) -> dict[str, Any]:
     """Plan an epoch of some shards of 1,000 samples for each rank, and count the shards that nodes open."""
     counts = np.full(ranks * each, 1000)
     settings = OrderSettings(num_canonical_replicas=ranks, window=default_window(counts))
@@ -116,7 +116,7 @@ def opened(kind: Kind, ranks: int, per_node: int, each: int = 32, size: int = 64
     made = epoch_order(counts, settings, 0)
     order = EpochOrder(num_samples=len(lengths), seed=0, label="", make=lambda: made)
     epoch = PlannedEpoch(
-        rule=Rule(kind=kind, budget=size * MEAN) if kind == "tokens" else Rule(kind=kind, most=size),
+        rule=Rule(budget=size * MEAN) if kind == "tokens" else Rule(most=size),
         # All samples of a bucket are alike, as images of one size are.
         lengths=lambda shards, samples: lengths[shards * 1000 + samples] if kind != "buckets" else np.ones_like(shards),
         buckets=(lambda shards, samples: buckets[shards * 1000 + samples]) if kind == "buckets" else None,
@@ -154,7 +154,7 @@ def padded(ranks: int, count: int, size: int = 64) -> list[dict[str, Any]]:
     owners = np.arange(len(lengths)) % ranks
     samples = BlockSamples(lengths, owners, shards=owners)
     ways = {
-        "wdsdist, LengthGroups": plan_block(samples, Rule(kind="groups", most=size), World(ranks, 8), 0).samples,
+        "wdsdist, LengthGroups": plan_block(samples, Rule(most=size), World(ranks, 8), 0).samples,
         "as they come": np.arange(len(lengths)),
     }
     if transformers:
@@ -336,7 +336,7 @@ def main() -> None:
         print(f"| {row['what']} | {row['ranks']} | {row['fill']:.4f} | {row['balance']:.4f} | {took} |")
     print("\n| batches | ranks | ranks a node | shards opened over plain | balance |\n| --- | --- | --- | --- | --- |")
     most = max(options.ranks)
-    kinds: tuple[Kind, ...] = ("tokens", "groups", "buckets")
+    kinds = ("tokens", "groups", "buckets")
     near = [opened(kind, most, each) for kind in kinds for each in (1, 4, 8) if most % each == 0]
     for row in near:
         print(f"| {row['what']} | {row['ranks']} | {row['a_node']} | {row['shards']:.3f} | {row['balance']:.4f} |")

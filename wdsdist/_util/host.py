@@ -9,50 +9,37 @@ import pwd
 import stat
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from wdsdist.errors import ArgumentError, DestinationError
 
 
-def user_cache_dir() -> Path:
-    """Return the path of this user's cache directory, without creating it.
+def user_dir(kind: Literal["cache", "config"]) -> Path:
+    """Return the path of this user's directory of a kind, without creating it.
 
-    ``$WDSDIST_CACHE_DIR`` if set, else ``$XDG_CACHE_HOME/wdsdist``, else ``~/.cache/wdsdist``. A relative
-    ``XDG_CACHE_HOME`` is ignored, as the XDG base directory specification asks.
+    ``$XDG_CACHE_HOME/wdsdist``, else ``~/.cache/wdsdist``, unless ``$WDSDIST_CACHE_DIR`` names the cache; in the same
+    way for ``config``, which holds the user's decisions, and is on clusters the same on all nodes. A relative variable
+    of XDG is ignored, as its specification asks.
 
     Raises:
         ArgumentError: there is no home directory to fall back on.
     """
-    return _user_dir(os.environ.get("WDSDIST_CACHE_DIR"), "XDG_CACHE_HOME", ".cache", "WDSDIST_CACHE_DIR")
+    variable, own = f"XDG_{kind.upper()}_HOME", os.environ.get("WDSDIST_CACHE_DIR") if kind == "cache" else None
+    try:
+        if own:
+            return Path(own).expanduser().absolute()
+        shared = Path(os.environ.get(variable, ""))
+        return (shared if shared.is_absolute() else Path.home() / f".{kind}") / "wdsdist"
+    except RuntimeError as error:
+        remedy = "WDSDIST_CACHE_DIR" if kind == "cache" else variable
+        raise ArgumentError(
+            f"there is no home directory for user {os.geteuid()} ({error}): set {remedy} to a directory"
+        ) from None
 
 
 def shard_cache_dir(folder: Path | None) -> Path:
     """Return the folder of a cache of shards, by default ``shards`` in the user's cache directory."""
-    return folder or user_cache_dir() / "shards"
-
-
-def user_config_dir() -> Path:
-    """Return the path of this user's config directory, without creating it.
-
-    It holds the user's decisions, which no run can restore. ``$XDG_CONFIG_HOME/wdsdist``, else ``~/.config/wdsdist``,
-    on clusters the same on all nodes.
-
-    Raises:
-        ArgumentError: there is no home directory to fall back on.
-    """
-    return _user_dir(None, "XDG_CONFIG_HOME", ".config", "XDG_CONFIG_HOME")
-
-
-def _user_dir(own: str | None, shared_in: str, hidden: str, remedy: str) -> Path:
-    try:
-        if own:
-            return Path(own).expanduser().absolute()
-        if (shared := os.environ.get(shared_in)) and Path(shared).is_absolute():
-            return Path(shared) / "wdsdist"
-        return Path.home() / hidden / "wdsdist"
-    except RuntimeError as error:
-        raise ArgumentError(
-            f"there is no home directory for user {os.geteuid()} ({error}): set {remedy} to a directory"
-        ) from None
+    return folder or user_dir("cache") / "shards"
 
 
 def make_dirs(folder: Path) -> None:
@@ -107,18 +94,13 @@ def private_under(parent: Path, name: str, *, remedy: str = "choose another dire
     return path
 
 
-def is_owner(status: os.stat_result) -> bool:
-    """Return whether the owner of a file is the effective user of this process."""
-    return status.st_uid == os.geteuid()
-
-
 def why_not_own(status: os.stat_result) -> str:
     """Return why other users can change a file or folder; an empty string if only this user can.
 
     A group whose only member is this user counts as this user: many systems give each user such a group, and folders
     that it can write.
     """
-    if not is_owner(status):
+    if status.st_uid != os.geteuid():
         return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
     by_group = status.st_mode & stat.S_IWGRP and not _has_only(status.st_gid, os.geteuid())
     if by_group or status.st_mode & stat.S_IWOTH:
@@ -155,8 +137,5 @@ def _has_only(group: int, user: int) -> bool:
 
 
 def cpu_count() -> int:
-    """Return the number of CPU cores that this process may use, at least 1."""
-    try:
-        return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs
-    except (AttributeError, OSError):
-        return os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))  # os.cpu_count() would count cores that Slurm gave to other jobs

@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import pickle
-import resource
 import weakref
 from multiprocessing import context, reduction
 from pathlib import Path
@@ -45,11 +44,9 @@ class AnonymousMemory:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
                 raise
-            why = f"{self.available:,} are left"
-            if error.errno == errno.EFBIG:  # slots lie far apart in one sparse file
-                most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-                why = f"`ulimit -f` allows files of {most:,}: set it to unlimited"
-            raise SharedMemoryError(f"{length:,} bytes of shared memory were asked for and {why}") from error
+            raise SharedMemoryError(
+                f"{length:,} bytes of shared memory were refused ({error.strerror}), and {self.available:,} are left"
+            ) from error
 
     @property
     def available(self) -> int:

@@ -15,19 +15,16 @@ import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s, radix_order
 from wdsdist.batching.block_deal import FILLED, Locality, even, in_parts, level
+from wdsdist.batching.values import Cost, Long, Oversize
 from wdsdist.sampling.permutation import shuffled
 from wdsdist.sampling.plan import World
-
-Kind = Literal["tokens", "groups", "buckets", "rows"]
-Cost = Literal["linear", "quadratic"]
-Long = Literal["error", "drop", "alone", "split", "truncate"]
 
 _FITTED = 4
 """The shortest samples, so many for each bin, go where they fit best once bins get full."""
@@ -37,11 +34,12 @@ _FITTED = 4
 class Rule:
     """How samples are made into batches: a value of `wdsdist.batching`, in the terms of a plan."""
 
-    kind: Kind
+    has_rows: bool = False
+    """Whether batches are rows, into which pieces of samples are packed."""
     budget: int = 0
-    """The most tokens of a batch (``tokens``) or of a row (``rows``)."""
+    """The most tokens of a batch or row; 0 if samples of like lengths, or of one category, share a batch."""
     most: int = 0
-    """The most samples of a batch (``tokens``, ``groups``, ``buckets``), or its rows (``rows``); 0 means no limit."""
+    """The most samples of a batch, or its rows; 0 means no limit."""
     drops: bool = False
     """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
     label: str = ""
@@ -52,17 +50,12 @@ class Rule:
     """The column of categories."""
     cost: Cost = "linear"
     """What a sample costs: its length, or the square of it."""
-    long: Long = "split"
+    long: Long | Oversize = "split"
     """What happens to a sample of more tokens than the budget."""
     mark_padding: bool = False
     """Whether batches mark their repeated samples."""
     collate: Callable[..., Any] | None = field(default=None, repr=False)
     """Makes a batch from its samples; ``None`` makes columns."""
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether batches are rows, into which pieces of samples are packed."""
-        return self.kind == "rows"
 
     @property
     def room(self) -> int:
@@ -96,7 +89,7 @@ class BlockPlan:
     samples: Int64s
     """int64 [m]: numbers of samples of the block, sorted by step, rank and row."""
     rows: Int64s
-    """int64 [m]: the row of each in its batch; 0 unless batches are ``rows``."""
+    """int64 [m]: the row of each in its batch; 0 unless batches are rows."""
     bounds: Int64s
     """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
     num_ranks: int
@@ -125,15 +118,13 @@ def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> Blo
         key: decides the order of the steps.
 
     >>> samples = BlockSamples(np.array([5, 3, 4, 4, 2, 6]), np.arange(6) % 2)
-    >>> plan = plan_block(samples, Rule(kind="tokens", budget=8), World(2), key=1)
+    >>> plan = plan_block(samples, Rule(budget=8), World(2), key=1)
     >>> plan.steps, np.add.reduceat(samples.lengths[plan.samples], plan.bounds[:-1]).tolist()
     (2, [5, 6, 6, 7])
     """
     if not len(samples.lengths):
         return _empty(world)
-    if rule.kind in ("tokens", "rows"):
-        return _within_budget(samples, rule, world, key)
-    return _of_like(samples, rule, world, key)
+    return (_within_budget if rule.budget else _of_like)(samples, rule, world, key)
 
 
 # Budgets: batches of at most so many tokens, or rows of a fixed length.
@@ -142,7 +133,7 @@ def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> Blo
 def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) -> BlockPlan:
     ranks = world.num_replicas
     in_batch = max(1, rule.most) if rule.has_rows else 1  # rows of a batch
-    most = rule.most if rule.kind == "tokens" and rule.most else len(samples.lengths)
+    most = rule.most if rule.most and not rule.has_rows else len(samples.lengths)
     lengths = np.clip(samples.lengths, 1, rule.budget)
     numbers = np.arange(len(lengths))
     if len(lengths) < ranks:
@@ -156,7 +147,7 @@ def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) ->
     while True:
         drops = False
         if len(numbers) < ranks * steps:  # each step needs a sample on every rank
-            if rule.drops and rule.kind == "tokens":  # or it goes without the samples that do not fit
+            if rule.drops and not rule.has_rows:  # or it goes without the samples that do not fit
                 drops, steps, locality = True, len(numbers) // ranks, Locality.of(samples.owners, samples.shards, world)
             else:
                 more = ranks * steps - len(numbers)

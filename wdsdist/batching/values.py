@@ -121,7 +121,6 @@ class TokenBudget(Batches):
         from wdsdist.batching.collation import padded
 
         return {
-            "kind": "tokens",
             "budget": self.tokens,
             "most": self.max_samples or 0,
             "label": f"tokens by {self.length}",
@@ -160,7 +159,6 @@ class LengthGroups(Batches):
         from wdsdist.batching.collation import padded
 
         return {
-            "kind": "groups",
             "most": self.size,
             "label": f"groups by {self.by}",
             "length": self.by,
@@ -190,7 +188,7 @@ class Buckets(Batches):
     by: str
 
     def _terms(self) -> dict[str, Any]:
-        return {"kind": "buckets", "most": self.size, "label": f"buckets by {self.by}", "buckets": self.by}
+        return {"most": self.size, "label": f"buckets by {self.by}", "buckets": self.by}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +230,7 @@ class PackedRows(Batches):
 
         field = self.length.rpartition(".")[0]
         return {
-            "kind": "rows",
+            "has_rows": True,
             "budget": self.tokens,
             "most": self.rows,
             "label": f"rows of {self.tokens} by {self.length}, long={self.long}",

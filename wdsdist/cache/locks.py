@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from sys import is_finalizing
 
-from wdsdist._util.host import is_owner
 from wdsdist.errors import CacheError
 
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -44,7 +43,7 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
         flags |= (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
         self._take(path, lambda: os.open(path, flags, 0o600))
         status = self.stat()
-        if not (stat.S_ISREG(status.st_mode) and is_owner(status)):
+        if not (stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()):
             self.close()
             raise OSError(errno.EPERM, "it is not a file of this user", str(path))
 

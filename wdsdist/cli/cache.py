@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import time
 from dataclasses import asdict
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +135,7 @@ def warm(
     batcher.check(config.num_samples, world.num_replicas)
     ranks = world.node_of(node * world.per_node)
     if cache_limit is not None:
-        needed_at_once = partial(config.bytes_at_once, num_replicas=world.num_replicas)
-        check_limit(needed_at_once, settings, manifest.counts, ranks=len(ranks), limit=cache_limit)
+        check_limit(config, settings, num_replicas=world.num_replicas, ranks=len(ranks), limit=cache_limit)
     room = config.bytes_at_once(settings, world.num_replicas, len(ranks)) if room is None else room
     room = room if cache_limit is None else min(room, cache_limit)
     sizes = manifest.needed_sizes.clip(0)

@@ -38,14 +38,13 @@ def ls(shards: tuple[str, ...], samples: bool) -> None:
 
 
 def _sample_lines(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    from wdsdist.samples.member_reader import shard_name
     from wdsdist.shards.manifest.listing import PARTS
     from wdsdist.shards.shard_indexes import shard_indexes
     from wdsdist.shards.source import picks_of
 
     parts = [manifest.column(name) for name in PARTS] if manifest.has_parts else ()
     for shard, index in shard_indexes(manifest):
-        picks, name = picks_of(manifest, shard), shard_name(manifest, shard)
+        picks, name = picks_of(manifest, shard), manifest.shown_name(shard)
         stored_samples = range(index.num_samples) if picks is None else picks.tolist()
         for number, stored in enumerate(stored_samples, int(manifest.ends[shard] - manifest.counts[shard])):
             part = " (part {} of {})".format(*(column[number] for column in parts)) if parts else ""
@@ -66,11 +65,11 @@ def cat(shards: str, sample: str, field: str | None, by_number: bool) -> None:
     tried first, so the indexes of all shards are read unless you pass --number. Without FIELD, the command lists the
     members of the sample. To a terminal it writes only text, with control characters escaped.
     """
-    from wdsdist.samples.member_reader import MemberReader, shard_name
+    from wdsdist.samples.member_reader import MemberReader
 
     reader = MemberReader(opened(shards))
     stored = reader.sample(_number_of(reader.manifest, sample, by_number=by_number))
-    shard = shard_name(reader.manifest, stored.shard)
+    shard = reader.manifest.shown_name(stored.shard)
     if field is None:
         say(stored.key, shard)
         for member in stored.members:

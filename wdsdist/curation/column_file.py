@@ -26,7 +26,7 @@ import xxhash
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.files import atomic_write, lies_in, locked, mapped, writing
-from wdsdist._util.host import is_own_file, make_dirs, user_config_dir
+from wdsdist._util.host import is_own_file, make_dirs, user_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError, given
 from wdsdist.packing.tables import arrays
 from wdsdist.packing.tables.arrays import pyarrow
@@ -255,7 +255,7 @@ def _home(manifest: Manifest) -> str:
 
 def _choice(home: str) -> Path:
     """Return the file that names the folder where this user put the columns of a data set."""
-    return user_config_dir() / FOLDER / hashlib.sha256(home.encode("utf-8", "surrogateescape")).hexdigest()
+    return user_dir("config") / FOLDER / hashlib.sha256(home.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)

@@ -22,7 +22,7 @@ from typing import Any
 from wdsdist._util.validation import check_seconds
 from wdsdist.distributed.identity import identity
 from wdsdist.distributed.job_store import Job, current_job
-from wdsdist.errors import DistributedError, DistributedTimeoutError, WdsdistError
+from wdsdist.errors import DistributedError, DistributedTimeoutError
 
 _NAMED = 8
 """Most missing ranks that an error names; it counts the others."""
@@ -36,9 +36,6 @@ _POLLS_PER_SECOND = 10_000
 
 _posted: Job | None = None
 """The job in which this process has posted a failure."""
-
-_UNREACHABLE = (RuntimeError, ValueError, OSError, ImportError, WdsdistError)
-"""Errors of a store that cannot be reached: less important than the error that is being posted."""
 
 
 def barrier(timeout: float = 1800.0) -> None:
@@ -187,7 +184,7 @@ def post_failure(message: str) -> None:
     """Post the failure of this rank in the job store, if any, so that barriers raise it everywhere; "" withdraws it."""
     global _posted
     job, _posted = _posted, None
-    with contextlib.suppress(*_UNREACHABLE):
+    with contextlib.suppress(Exception):  # what the store raises matters less than the failure
         if message:
             job = _posted = current_job()
         if job is not None:

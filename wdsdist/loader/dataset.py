@@ -239,9 +239,8 @@ class StreamingDataset(IterableDataset[Any]):
         from wdsdist.sampling.shard_schedule import check_limit
 
         identity = self.identity()
-        needed = functools.partial(config.bytes_at_once, num_replicas=identity.world_size)
         ranks = min(identity.local_world_size, identity.world_size)
-        check_limit(needed, settings, config.manifest.counts, ranks=ranks, limit=self.cache.limit)
+        check_limit(config, settings, num_replicas=identity.world_size, ranks=ranks, limit=self.cache.limit)
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""

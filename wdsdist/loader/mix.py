@@ -13,7 +13,6 @@ from numbers import Real
 from typing import Any
 
 from wdsdist import storage
-from wdsdist._util.validation import check_flag
 from wdsdist.errors import ArgumentError
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
@@ -40,7 +39,6 @@ _FOR_ALL = ("replica", "drop_last", "mark_padding", "error_budget", "batch_size"
 def mix(
     shares: Mapping[Any, float | tuple[Source, float]],
     *,
-    stratified: bool = True,
     samples_per_epoch: int | None = None,
     **options: Any,
 ) -> StreamingDataset:
@@ -50,6 +48,10 @@ def mix(
     once before any repeats. The next epoch of the mix continues where each data set stopped. Length and resume are
     exact on any world size, as for one data set.
 
+    Each batch of a rank has its share of each data set: to within one sample for two data sets, two for three, four for
+    any number, and exactly if all shares are whole numbers. This needs a lane for each rank, as in a run that keeps its
+    world size.
+
     ``"__dataset__"`` of a sample or batch names the data set.
 
     Args:
@@ -57,9 +59,6 @@ def mix(
             by a name of your choice, with the location, as in ``{"web": ("s3://bucket/web", 0.7), ...}``. Weights need
             not sum to 1. A location is anything that `wdsdist.open` takes. If data sets need different ``fields``,
             ``decode`` or ``transform``, pass a `StreamingDataset` with these arguments as location.
-        stratified: give each batch of a rank its share of each data set: to within one sample for two data sets, two
-            for three, four for any number, and exactly if all shares are whole numbers. This needs a lane for each
-            rank, as in a run that keeps its world size. With ``False`` the shares of a batch vary as in random draws.
         samples_per_epoch: number of samples of an epoch of the mix, over all ranks; by default the sum of all data
             sets. Samples that the loader drops at the end of an epoch do not come later.
         options: arguments of `StreamingDataset` for all data sets, except ``order``, which is ``"shard"``.
@@ -94,8 +93,7 @@ def mix(
             raise ArgumentError(f"the data set {label!r} has no samples: leave it out of the mix")
     settings = dict(vars(dataset.order_config))
     settings["samples_per_epoch"] = dataset.num_samples if samples_per_epoch is None else samples_per_epoch
-    stratified = check_flag("stratified", stratified)
-    dataset.order_config = MixedOrderConfig(**settings, weights=fractions, stratified=stratified)
+    dataset.order_config = MixedOrderConfig(**settings, weights=fractions)
     return dataset
 
 
@@ -134,7 +132,6 @@ class MixedOrderConfig(OrderConfig):
 
     weights: tuple[Fraction, ...]
     """Shares of an epoch, which sum to 1."""
-    stratified: bool
 
     @property
     def mean_sample_bytes(self) -> int:
@@ -149,7 +146,7 @@ class MixedOrderConfig(OrderConfig):
 
     @property
     def notes(self) -> dict[str, str]:
-        return {"mix": " ".join(map(str, self.weights)), "stratified": str(self.stratified)}
+        return {"mix": " ".join(map(str, self.weights))}
 
     def bytes_at_once(self, settings: OrderSettings, num_replicas: int, ranks: int) -> int:
         parts = zip(self.manifest.parts, self._settings_of_each(settings), strict=True)
@@ -158,7 +155,7 @@ class MixedOrderConfig(OrderConfig):
     def _order(self, settings: OrderSettings, epoch: int) -> Order:
         deal = Deal(
             self.weights, num_samples=self.num_samples, lanes=settings.num_canonical_replicas, seed=settings.seed,
-            epoch=epoch, stratified=self.stratified,
+            epoch=epoch,
         )  # fmt: skip
         return MixOrder(deal, [part.counts for part in self.manifest.parts], self._settings_of_each(settings))
 

@@ -36,7 +36,7 @@ from wdsdist.packing.plan import shard_name, shard_number
 from wdsdist.packing.sources.source import SCRATCH_NAME
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
-from wdsdist.shards.manifest import PACK_RECORD, Manifest
+from wdsdist.shards.manifest import PACK_RECORD, Manifest, Shard
 from wdsdist.shards.tar import is_tar
 
 VERSION = 4  # of the ledger, and of the bytes that packing writes
@@ -140,22 +140,6 @@ def locked(target: Destination) -> Iterator[None]:
             _tidy(folder)
             yield
             _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
-
-
-def complete(target: Destination, manifest: Manifest) -> None:
-    """Write ``index.json``, which makes the shards a data set.
-
-    Raises `DestinationError` if a shard that was written by another process is not there: that process may be on a
-    machine with another folder of this name, and some URLs, such as ``memory://``, differ in each process.
-    """
-    present = target.sizes()
-    lost = [shard.name for shard in manifest.shards if present.get(shard.name) != shard.size]
-    if lost:
-        raise DestinationError(
-            f"{target} does not hold {lost[0]}, which a worker has written: choose a folder that all workers share"
-        )
-    with target.create(manifests.FILE_NAME) as stream:
-        stream.write(manifests.dumps(manifest))
 
 
 def _tidy(folder: Path) -> None:
@@ -336,24 +320,38 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
     return job
 
 
-def merged(known: Manifest, added: Manifest, job: Job, target: Destination) -> Manifest:
-    """Return the next generation of a data set: its shards, then those that were added.
+def complete(target: Destination, job: Job, shards: list[Shard], notes: dict[str, Any], known: Manifest | None) -> None:
+    """Write ``index.json``, which makes the shards of a job a data set, or the next generation of the ``known`` one.
 
-    Raises `DestinationExistsError` if another process has appended meanwhile, which only stores allow.
+    ``notes`` are what it says of these shards.
+
+    Raises:
+        DestinationError: a shard that was written by another process is not there: that process may be on a machine
+            with another folder of this name, and some URLs, such as ``memory://``, differ in each process.
+        DestinationExistsError: another process has appended meanwhile, which only stores allow.
     """
-    now = target.data_set()
-    if now is None or now.fingerprint != known.fingerprint:
-        raise DestinationExistsError(f"{target} was changed while {job.location} was appended: run the same again")
-    notes, more = dict(known.extra), added.extra
-    for total in ("payload_bytes", "with_checksums", "left_out", "renamed_keys"):
-        if total in notes or total in more:
-            notes[total] = notes.get(total, 0) + more.get(total, 0)
-    has_labels = "cls" in notes.get("fields", ())
-    notes["fields"] = sorted({*notes.get("fields", ()), *more.get("fields", ())})
-    if len(more.get("classes", ())) > len(notes.get("classes", ())) and ("classes" in notes or not has_labels):
-        notes["classes"] = more["classes"]
-    if arrays := {**notes.get("arrays", {}), **more.get("arrays", {})}:
-        notes["arrays"] = arrays
-    shards = (*known.shards, *added.shards)
-    notes["generations"] = [*known.generations, len(shards)]
-    return Manifest.of(known.base, shards, name=known.name, extra=notes, origin=known.origin)
+    present = target.sizes()
+    if lost := [shard.name for shard in shards if present.get(shard.name) != shard.size]:
+        raise DestinationError(
+            f"{target} does not hold {lost[0]}, which a worker has written: choose a folder that all workers share"
+        )
+    if known is not None:
+        now = target.data_set()
+        if now is None or now.fingerprint != known.fingerprint:
+            raise DestinationExistsError(f"{target} was changed while {job.location} was appended: run the same again")
+        more, notes = notes, dict(known.extra)
+        for total in ("payload_bytes", "with_checksums", "left_out", "renamed_keys"):
+            if total in notes or total in more:
+                notes[total] = notes.get(total, 0) + more.get(total, 0)
+        has_labels = "cls" in notes.get("fields", ())
+        notes["fields"] = sorted({*notes.get("fields", ()), *more["fields"]})
+        if len(more.get("classes", ())) > len(notes.get("classes", ())) and ("classes" in notes or not has_labels):
+            notes["classes"] = more["classes"]
+        if arrays := {**notes.get("arrays", {}), **more.get("arrays", {})}:
+            notes["arrays"] = arrays
+        shards = [*known.shards, *shards]
+        notes["generations"] = [*known.generations, len(shards)]
+    name = "" if known is None else known.name
+    manifest = Manifest.of(target.location, shards, name=name, extra=notes, origin=target.at(manifests.FILE_NAME))
+    with target.create(manifests.FILE_NAME) as stream:
+        stream.write(manifests.dumps(manifest))

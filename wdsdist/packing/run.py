@@ -271,23 +271,18 @@ def run(
         if left_out and not any(shard.listed.num_samples for shard in shards):
             raise SourceError(f"{listed.location} holds no sample that can be packed: {left_out[0][1].reason}")
         images = options.images.notes()
-        manifest = Manifest.of(
-            target.location,
-            [shard.listed for shard in shards],
-            extra={
-                "source": {"kind": listed.kind},
-                "shuffle_seed": seed,
-                # As readers match them: in lower case.
-                "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
-                "payload_bytes": sum(shard.payload_bytes for shard in shards),
-                "with_checksums": len(shards),
-                **({"left_out": len(left_out)} if left_out else {}),
-                **contents.notes,
-                **({"images": images} if images else {}),
-            },
-            origin=storage.join(target.location, manifests.FILE_NAME),
-        )
-        destination.complete(target, manifest if known is None else destination.merged(known, manifest, job, target))
+        notes = {
+            "source": {"kind": listed.kind},
+            "shuffle_seed": seed,
+            # As readers match them: in lower case.
+            "fields": sorted({extension.lower() for shard in shards for extension in shard.extensions}),
+            "payload_bytes": sum(shard.payload_bytes for shard in shards),
+            "with_checksums": len(shards),
+            **({"left_out": len(left_out)} if left_out else {}),
+            **contents.notes,
+            **({"images": images} if images else {}),
+        }
+        destination.complete(target, job, [shard.listed for shard in shards], notes, known)
     return manifests.load(target.at(manifests.FILE_NAME), target.options)
 
 
@@ -305,29 +300,26 @@ def _for_source(source: object, target: Destination, options: Options) -> Option
 
 def _refuse(source: Source, target: Destination, options: Options) -> None:
     """Raise `ArgumentError` for a destination inside the source, and for a source that an option does not fit."""
-    problem = ""
-    if options.executor is not None and source.is_stream:
-        problem = "is one stream of samples, which one process reads in its order: leave executor out"
-    elif options.executor is not None and source.kind == "dataset":
+    for name in ("executor", "shuffle_seed"):
+        if source.is_stream and getattr(options, name) not in ("auto", None):
+            problem = f"{name} is given, but {source.location} can be read in one order only, by one process"
+            raise ArgumentError(f"{problem}: leave it out, or give a data set with __getitem__", argument=name)
+    if options.executor is not None and source.kind == "dataset":
         try:
             pickle.dumps(source.take(np.empty(0, np.int64)))
         except Exception as error:  # each class has its own
-            problem = (
-                f"does not pickle, so that it cannot go to the workers ({type(error).__name__}: {error}): define it, "
-                f"and encode, in a module, and let it open files when it is first asked for an item"
-            )
-    if problem:
-        raise ArgumentError(f"executor is given, but {source.location} {problem}", argument="executor")
-    if source.is_stream and options.shuffle_seed not in ("auto", None):
-        problem = f"shuffle_seed is {options.shuffle_seed}, but {source.location} can be read in one order only"
-        raise ArgumentError(f"{problem}: leave it out, or give a data set with __getitem__", argument="shuffle_seed")
+            raise ArgumentError(
+                f"executor is given, but {source.location} does not pickle, so that it cannot go to the workers "
+                f"({type(error).__name__}: {error}): define it, and encode, in a module, and let it open files when it "
+                f"is first asked for an item",
+                argument="executor",
+            ) from error
     if target.folder is None:
         return
     folder, root = target.folder.resolve(), Path(source.location).resolve()
-    if folder in {Path(path).resolve() for path in source.folders}:
-        raise ArgumentError(f"dest {target} holds the shards to pack: choose another folder", argument="dest")
     # The next run would find the shards among the files to pack, and take them for another source.
-    if source.kind == "folder" and (folder == root or root in folder.parents):
+    is_below = source.kind == "folder" and (folder == root or root in folder.parents)
+    if is_below or folder in {Path(path).resolve() for path in source.folders}:
         raise ArgumentError(
             f"dest {target} lies inside the source {source.location}: choose a folder outside it", argument="dest"
         )

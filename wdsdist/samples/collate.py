@@ -59,23 +59,16 @@ class Ragged:
 
     __slots__ = ("_bytes", "_offsets", "_parts")
 
-    def __init__(self, data: torch.Tensor, offsets: torch.Tensor) -> None:
+    def __init__(self, data: torch.Tensor | npt.NDArray[np.uint8], offsets: torch.Tensor | Int64s) -> None:
         self._parts: Sequence[Buffer] | None = None
-        self._bytes: npt.NDArray[np.uint8] | None = data.numpy()
-        self._offsets: Int64s | None = offsets.numpy()
+        self._bytes: npt.NDArray[np.uint8] | None = np.asarray(data)
+        self._offsets: Int64s | None = np.asarray(offsets)
 
     @classmethod
     def of(cls, parts: Sequence[Buffer]) -> Ragged:
         """Make a column of byte strings without copying them."""
         column = cls.__new__(cls)
         column._parts, column._bytes, column._offsets = parts, None, None
-        return column
-
-    @classmethod
-    def within(cls, content: npt.NDArray[np.uint8], offsets: Int64s) -> Ragged:
-        """Make a column of byte strings that lie one after another in an array."""
-        column = cls.__new__(cls)
-        column._parts, column._bytes, column._offsets = None, content, offsets
         return column
 
     @property

@@ -135,9 +135,3 @@ def shard_of(manifest: Manifest, number: int) -> tuple[int, int]:
         raise IndexError(f"there is no sample {number:,}: the data set has {total:,}, numbered from 0")
     shards, samples = split_line(manifest.ends, np.array([number]))
     return int(shards[0]), int(samples[0])
-
-
-def shard_name(manifest: Manifest, number: int) -> str:
-    """Return the name of a shard in its own data set, if several are joined."""
-    part, own = manifest.part(number)
-    return part.shown_name(own)

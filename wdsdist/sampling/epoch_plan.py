@@ -78,18 +78,13 @@ class EpochPlan:
         size = self.batch_size * self.num_replicas
         return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
 
-    def consumed(self, batches: int) -> int:
-        """Return the samples of the epoch that are consumed once every rank has taken ``batches`` batches.
-
-        After the last batch that is all ``N``: dropped samples do not come again.
-        """
-        if batches >= self.batches_per_rank:
-            return self.num_samples
-        return min(self.start + batches * self.batch_size * self.num_replicas, self.num_samples)
-
     def reached(self, batches: int) -> Reached:
+        consumed = self.start + batches * self.batch_size * self.num_replicas
+        if batches >= self.batches_per_rank:  # dropped samples do not come again
+            consumed = self.num_samples
         left = self.samples_per_rank - (batches - 1) * self.batch_size
-        return Reached(Position(self.epoch, self.consumed(batches)), min(self.batch_size, left) if batches else 0)
+        samples = min(self.batch_size, left) if batches else 0
+        return Reached(Position(self.epoch, min(consumed, self.num_samples)), samples)
 
     def is_over(self, position: Position) -> bool:
         return position.consumed >= self.num_samples

@@ -36,16 +36,13 @@ import numpy.typing as npt
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import check_integer
 from wdsdist.sampling.order import OrderSettings, VirtualOrder
-from wdsdist.sampling.permutation import mix_key, mix_keys, permute
+from wdsdist.sampling.permutation import mix_key
 
-# Distinct words keep the hashes for phases, for rotations and for scattered places apart.
-_PHASES, _ROTATIONS, _PLACES = 4, 5, 6
+# Distinct words keep the hashes for phases and for rotations apart.
+_PHASES, _ROTATIONS = 4, 5
 
 _FINEST = 2**31 - 1
 """The largest denominator of a fork's share: products of two of them are exact in 64 bits."""
-
-_SCATTER = 1024
-"""Places of a lane that are scattered together."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -102,8 +99,6 @@ class Deal:
     seed: int
     """Decides the phases of the lanes."""
     epoch: int
-    stratified: bool = True
-    """Whether data sets are interleaved evenly (stratified), or shuffled within blocks of 1,024 positions of a lane."""
 
     def __post_init__(self) -> None:
         start = check_integer("epoch", self.epoch, 0, 2**63 - 1) * self.num_samples
@@ -130,7 +125,7 @@ class Deal:
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return, for each position, its stream and its number within that stream, from 0."""
         streams = np.zeros(positions.shape, np.int64)
-        numbers = positions.copy() if self.stratified else self._scattered(positions)
+        numbers = positions.copy()
         chosen = {len(self.starts) + len(self._splits) - 1: np.arange(len(positions))}  # by node
         for node, (split, left, right) in self._splits.items():
             own = chosen.pop(node)
@@ -139,16 +134,6 @@ class Deal:
         for stream, own in chosen.items():
             streams[own] = stream
         return streams, numbers
-
-    def _scattered(self, positions: Int64s) -> Int64s:
-        """Shuffle positions within blocks of their lanes; positions below the last whole row stay."""
-        row, lane = np.divmod(positions, self.lanes)
-        rows = self.num_samples // self.lanes
-        first = row // _SCATTER * _SCATTER
-        in_rows = row < rows
-        size = np.where(in_rows, np.minimum(_SCATTER, rows - first), row - first + 1)
-        moved = first + permute(row - first, size, mix_keys(mix_key(self.seed, self.epoch, _PLACES), lane, first))
-        return np.where(in_rows, moved, row) * self.lanes + lane
 
 
 class _Split:

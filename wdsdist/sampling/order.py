@@ -27,7 +27,7 @@ import numpy as np
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
-from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled, torch_randperm
+from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -266,7 +266,10 @@ class SamplerOrder:
 
     @functools.cached_property
     def _samples(self) -> Int64s:
-        return torch_randperm(self.num_samples, self._seed)
+        import torch  # not at the top: planning on the command line takes no torch
+
+        order: Int64s = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(self._seed)).numpy()
+        return order
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         return *split_line(self._ends, self._samples[positions]), np.full(positions.shape, self._epoch)

@@ -80,18 +80,6 @@ def shuffled(n: int, key: int) -> Int64s:
     return np.argsort(mix_keys(key, np.arange(n)), kind="stable").astype(np.int64)
 
 
-def torch_randperm(n: int, seed: int) -> Int64s:
-    """Return the permutation that ``DistributedSampler`` draws: ``torch.randperm`` under ``manual_seed(seed)``.
-
-    >>> sorted(torch_randperm(4, seed=0).tolist())
-    [0, 1, 2, 3]
-    """
-    import torch
-
-    order: Int64s = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
-    return order
-
-
 def _rank_of_hash(position: Int64s, size: Int64s, key: Uint64s) -> Int64s:
     """Order ``range(size)`` by hashes: element ``position`` goes to the rank of its hash. Exactly uniform."""
     elements = np.arange(int(size.max(initial=0)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -21,7 +21,7 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import ArgumentError, given
-from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.sampling.order import Order, OrderConfig, OrderSettings, ShardOrder, epoch_order
 
 if TYPE_CHECKING:
     from wdsdist.sampling.epoch_plan import EpochPlan
@@ -154,13 +154,12 @@ def bytes_at_once(
     return min(most, int(sizes.sum()))
 
 
-def check_limit(needed: Callable[..., int], settings: OrderSettings, counts: Int64s, *, ranks: int, limit: int) -> None:
+def check_limit(config: OrderConfig, settings: OrderSettings, *, num_replicas: int, ranks: int, limit: int) -> None:
     """Check that a cache can hold the working set of its readers.
 
     Args:
-        needed: returns the bytes that ``ranks`` need with some settings of the order.
-        settings: of the order.
-        counts: int64 [shards]: samples of each.
+        config, settings: of the order.
+        num_replicas: all ranks.
         ranks: ranks that share the cache.
         limit: its bytes.
 
@@ -168,15 +167,21 @@ def check_limit(needed: Callable[..., int], settings: OrderSettings, counts: Int
     window and the limit that fit.
     """
     for some in sorted({1, ranks}):
-        size = needed(settings, ranks=some)
+        size = config.bytes_at_once(settings, num_replicas, some)
         if size <= limit:
             continue
         if settings.name == "sampler":
             what, remedy = "shards all over the data set", f"take {given('order', 'shard')}"
         else:
             what = f"its current and its next shuffle window of {settings.window:,} samples"
-            window = _fitting_window(needed, settings, counts, ranks=some, limit=limit)
-            remedy = f"pass {given('shuffle_window', window)}" if window else "pack smaller shards"
+            counts = config.manifest.counts
+            shard = -(-int(counts.sum()) // max(1, int(np.count_nonzero(counts))))
+            remedy = "pack smaller shards"
+            for window in (max(1, int(shard * worth)) for worth in (16, 8, 4, 2, 1, 1 / 2, 1 / 4)):
+                smaller = replace(settings, window=window)
+                if window < settings.window and config.bytes_at_once(smaller, num_replicas, some) <= limit:
+                    remedy = f"pass {given('shuffle_window', window)}"
+                    break
         if some == 1:
             raise ArgumentError(
                 f"cache_limit is {limit:,} bytes, and one rank needs {size:,} at once, for {what}: raise the limit to "
@@ -189,18 +194,6 @@ def check_limit(needed: Callable[..., int], settings: OrderSettings, counts: Int
             stacklevel=5,
         )
         return
-
-
-def _fitting_window(
-    needed: Callable[..., int], settings: OrderSettings, counts: Int64s, *, ranks: int, limit: int
-) -> int | None:
-    """Return the largest smaller window that fits a cache, of 16 shards' worth down to a quarter of one."""
-    shard = -(-int(counts.sum()) // max(1, int(np.count_nonzero(counts))))
-    for worth in (16, 8, 4, 2, 1, 1 / 2, 1 / 4):
-        window = max(1, int(shard * worth))
-        if window < settings.window and needed(replace(settings, window=window), ranks=ranks) <= limit:
-            return window
-    return None
 
 
 def copy_sizes(counts: Int64s, sizes: Int64s) -> Int64s:

@@ -15,7 +15,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.files import atomic_write, lies_in, open_files_remedy, reading
-from wdsdist._util.host import is_own_file, make_dirs, user_cache_dir
+from wdsdist._util.host import is_own_file, make_dirs, user_dir
 from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError, StorageError
 from wdsdist.shards.index import SUFFIX, ShardIndex, beside, dumps, load, places
 from wdsdist.shards.tar import FIRST_DOT
@@ -127,7 +127,7 @@ def local_index(path: Path, *, listed_in: str | None = None, key_rule: str = FIR
     identity = f"{path.absolute()}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
     cached = None
     with contextlib.suppress(ArgumentError):  # of a user without a home directory
-        cached = user_cache_dir() / "indexes" / f"{hashlib.sha256(identity).hexdigest()[:32]}{SUFFIX}"
+        cached = user_dir("cache") / "indexes" / f"{hashlib.sha256(identity).hexdigest()[:32]}{SUFFIX}"
     if cached is not None and is_own_file(cached):  # an index in the cache is trusted if this user alone can write it
         with contextlib.suppress(OSError, IndexFormatError):
             if (index := load(cached)).file.size == status.st_size:

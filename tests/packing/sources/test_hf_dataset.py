@@ -62,11 +62,11 @@ def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path:
     dataset = CHOICES[choice](photos())
     dataset.with_format(None).flatten_indices().save_to_disk(tmp_path / "saved")
     source, saved = find(dataset), find(tmp_path / "saved")
-    assert (saved.kind, saved.contents.notes["classes"]) == ("hf", ["cat", "dog"])
+    assert (saved.kind, saved.contents.notes["classes"]) == ("arrow", ["cat", "dog"])
     for row, found in zip(dataset.with_format(None), members(saved).values(), strict=True):
         assert (int(found["cls"]), found.get("txt", b"").decode()) == (row["label"], row["note"] or "")
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["png"]))), np.asarray(row["image"]))
-    assert (source.kind, len(source), source.contents.notes) == ("hf", len(dataset), saved.contents.notes)
+    assert (source.kind, len(source), source.contents.notes) == ("arrow", len(dataset), saved.contents.notes)
     assert members(source) == members(saved)
     assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()
 

@@ -135,6 +135,5 @@ def test_items_that_are_no_samples_ask_for_a_function() -> None:
     assert isinstance(error.value.__cause__, ZeroDivisionError)
     with pytest.raises(SourceError, match=r"encode returned for item 7 of photos a tuple"):
         ItemEncoder("photos", lambda item: (item, 3))("item", 7)  # type: ignore[arg-type,return-value]
-    for encode in ("encode", 7):
-        with pytest.raises(ArgumentError, match=r"^encode is .*: it must be a function"):
-            find([1, 2], encode=encode)
+    with pytest.raises(ArgumentError, match=r"^encode is 7: it must be"):
+        find([1, 2], encode=7)

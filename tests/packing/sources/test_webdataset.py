@@ -94,7 +94,7 @@ def test_sizes_are_exact_for_names_that_need_more_than_a_header(tmp_path: Path) 
 
 def test_the_shards_themselves_are_never_packed_over(tmp_path: Path) -> None:
     pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "shards", shard_samples=5)
-    with pytest.raises(ArgumentError, match="holds the shards to pack"):
+    with pytest.raises(ArgumentError, match="lies inside the source"):
         pack(tmp_path / "shards", tmp_path / "shards", shard_samples=9, overwrite=True)
 
 

@@ -17,7 +17,7 @@ from wdsdist._util.validation import human
 from wdsdist.curation.fields import image_size
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import WdsdistError
-from wdsdist.samples.member_reader import MemberReader, shard_name
+from wdsdist.samples.member_reader import MemberReader
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
@@ -49,7 +49,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
         except WdsdistError as error:
             yield f"{number:,}", "error", str(error)
             continue
-        yield f"{number:,}", sample.name, shard_name(reader.manifest, sample.shard)
+        yield f"{number:,}", sample.name, reader.manifest.shown_name(sample.shard)
         for member, about in describe.members(reader, sample, describe.TILE, style):
             if about["kind"] == "image":
                 try:
@@ -113,6 +113,6 @@ def _tile(reader: MemberReader, number: int, style: describe.Style) -> str:
                 continue
         value = f'<div class="{"error" if kind == "error" else "text"}" dir="auto">{words}</div>'
         rows.append(f'<div class="field"><span title="{name}">{name}</span>{value}</div>')
-    shard = escape(shard_name(reader.manifest, sample.shard))
+    shard = escape(reader.manifest.shown_name(sample.shard))
     head = f'<b class="mono">{escape(sample.name)}</b><span title="{shard}">{number:,}</span>'
     return f'<article class="tile"><div class="head">{head}</div>{"".join(stages)}{"".join(rows)}</article>'

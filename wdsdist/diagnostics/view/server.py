@@ -42,7 +42,7 @@ from wdsdist.curation.query import is_true
 from wdsdist.diagnostics.epoch_report import epoch_of, evenly
 from wdsdist.diagnostics.view import describe, figures
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_name, shard_of
+from wdsdist.samples.member_reader import MemberReader, StoredMember, StoredSample, shard_of
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
@@ -221,7 +221,7 @@ class View:
         end, total = time.monotonic() + _SECONDS, len(self.manifest.counts)
         number = _integer(query, "shard", 0)
         while number < total:
-            name = shard_name(self.manifest, number)
+            name = self.manifest.shown_name(number)
             try:
                 for key, reason in shard_index(self.manifest, number).left_out:
                     items.append({"what": "left out", "shard": name, "key": key, "reason": reason})
@@ -272,7 +272,7 @@ class View:
             "ranks": ranks,
             "batches": batches,
             "cells": cells,
-            "shards": {str(number): shard_name(self.manifest, number) for number in named},
+            "shards": {str(number): self.manifest.shown_name(number) for number in named},
             "num_shards": len(self.manifest.counts),
             "batches_per_rank": plan.batches_per_rank,
             "samples": plan.batches_per_rank * plan.batch_size * plan.num_replicas,
@@ -288,7 +288,7 @@ class View:
         try:
             sample = self.reader.sample(number)
         except WdsdistError as error:
-            shard = shard_name(self.manifest, shard_of(self.manifest, number)[0])
+            shard = self.manifest.shown_name(shard_of(self.manifest, number)[0])
             return {"number": number, "key": "", "shard": shard, "error": str(error), "members": []}
         members = [
             {"extension": member.extension, "offset": member.offset, "size": member.size, "about": about}
@@ -297,7 +297,7 @@ class View:
         return {
             "number": number,
             "key": sample.key,
-            "shard": shard_name(self.manifest, sample.shard),
+            "shard": self.manifest.shown_name(sample.shard),
             "stored": sample.stored,
             "part": sample.part,
             "members": members,

@@ -9,7 +9,7 @@ from typing import Any
 
 from wdsdist.errors import ArgumentError, SharedMemoryError
 from wdsdist.loader.ipc.envelope import seal, unseal
-from wdsdist.loader.ipc.slots import SlotTable
+from wdsdist.loader.ipc.slots import TABLES, SlotTable
 from wdsdist.samples.collate import gather
 
 _WAYS_OUT = "lower batch_size, num_workers or prefetch_factor"
@@ -19,9 +19,6 @@ _SPARE_SLOTS = 2
 
 _CAUTION = 4
 """Groups may take this fraction of the free memory: a quarter."""
-
-_LONG_PICKLE = 8 << 10
-"""Bytes of a batch's pickle from which it travels in a slot as well."""
 
 _ALIGNMENT = 64
 _SMALL = 8 << 20
@@ -78,9 +75,7 @@ class Channel:
                 f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what "
                 f"pickles, such as tensors, numbers and strings"
             ) from error
-        if len(rest) > _LONG_PICKLE:
-            pieces.append([rest])
-            rest = b""
+        pieces.append([rest])
         sizes = [sum(map(len, piece)) for piece in pieces]
         starts, end = [], 0
         for size in sizes:
@@ -93,12 +88,12 @@ class Channel:
         except SharedMemoryError as error:
             raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
         if taken is None:
-            return Parcel(rest, [bytearray().join(piece) for piece in pieces])
+            return Parcel([bytearray().join(piece) for piece in pieces])
         slot, memory = taken
         with memoryview(memory) as view:
             for piece, start, size in zip(pieces, starts, sizes, strict=True):
                 gather(piece, view[start : start + size])
-        return Parcel(rest, sizes, self._table.token, slot, len(memory), starts)
+        return Parcel(sizes, self._table.token, slot, len(memory), starts)
 
 
 class Parcel:
@@ -114,21 +109,20 @@ class Parcel:
 
 
 def _unpacked(
-    rest: bytes,
     pieces: list[Any],
     token: tuple[int, int] | None = None,
     slot: int = 0,
     capacity: int = 0,
     starts: list[int] | None = None,
 ) -> Any:
-    """Return the batch; ``pieces`` are buffers, or with a slot the sizes of its parts."""
+    """Return the batch; ``pieces`` are buffers, the last one its pickle, or with a slot the sizes of its parts."""
     if token is not None and starts is not None:
-        table = SlotTable.find(token)
+        table = TABLES.get(token)
         if table is None:
             return None  # the pinning thread reads a message of an iteration that was given up, with its slots
         memory = table.lease(slot, capacity)
         pieces = [memory[start : start + size] for start, size in zip(starts, pieces, strict=True)]
-    return unseal(rest or pieces.pop(), pieces)
+    return unseal(pieces.pop(), pieces)
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:

@@ -95,7 +95,7 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tup
 
 
 def _ragged(content: Any, bounds: Any) -> Ragged:
-    return Ragged.within(np.frombuffer(content, np.uint8), np.frombuffer(bounds, np.int64))
+    return Ragged(np.frombuffer(content, np.uint8), np.frombuffer(bounds, np.int64))
 
 
 def _storage(buffer: Any) -> torch.UntypedStorage:

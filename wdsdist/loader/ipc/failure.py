@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch._utils import KeyErrorMessage
 
 from wdsdist import errors
 from wdsdist.errors import WdsdistError
@@ -53,7 +54,7 @@ class WorkerFailure:
     def reraise(self) -> NoReturn:
         """Raise an error of the same type, with the message of this one."""
         try:
-            error = self._type(_Lines(self._message) if issubclass(self._type, KeyError) else self._message)
+            error = self._type(KeyErrorMessage(self._message) if issubclass(self._type, KeyError) else self._message)
         except Exception:  # its constructor does not accept a single string
             error = RuntimeError(self._message)
         vars(error)["is_of_worker"] = True
@@ -67,10 +68,3 @@ def _pickles(kind: type) -> bool:
     except Exception:
         return False
     return True
-
-
-class _Lines(str):
-    """A message that ``KeyError`` prints as it is, and not by its ``repr``."""
-
-    def __repr__(self) -> str:
-        return str(self)

@@ -22,7 +22,8 @@ _STRIDE = 1 << 36
 """Bytes of the sparse file that each slot may grow to use; only what batches have needed is in memory."""
 
 _numbers = itertools.count()
-_tables: weakref.WeakValueDictionary[tuple[int, int], SlotTable] = weakref.WeakValueDictionary()
+TABLES: weakref.WeakValueDictionary[tuple[int, int], SlotTable] = weakref.WeakValueDictionary()
+"""The tables of this process, by their tokens, while loaders use them."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,7 +38,7 @@ class SlotTable:
         self.memory.allocate(0, self.num_slots)
         self.token = os.getpid(), next(_numbers)
         self._attach()
-        _tables[self.token] = self
+        TABLES[self.token] = self
 
     def _attach(self) -> None:
         self._taken = self.memory.map(0, self.num_slots)  # a byte for each slot
@@ -49,11 +50,6 @@ class SlotTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._attach()
-
-    @classmethod
-    def find(cls, token: tuple[int, int]) -> SlotTable | None:
-        """Return the table of this process that a worker wrote to, while its loader uses it."""
-        return _tables.get(token)
 
     def take(self, worker: int, length: int, most: float) -> tuple[int, mmap.mmap] | None:
         """Take a free slot of a worker and return it with its memory, of at least ``length`` bytes.

@@ -29,7 +29,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -68,7 +68,7 @@ class Column:
     classes: tuple[str, ...] | None = None
     """Names of its integers, or the strings that are numbered."""
     values: tuple[str, ...] = ()
-    """The first strings, until `choose` has looked at them."""
+    """The first strings, until the member is chosen."""
     is_json: bool = False
     """Whether its strings are JSON."""
     member: str = ""
@@ -121,14 +121,84 @@ def check_columns(columns: object) -> dict[str, str]:
 def columns_of(table: Table, mapped: Mapping[str, str], root: str, *, is_text: bool) -> list[Column]:
     """Return the columns of a table with their members by the rules above; paths in it start from ``root``.
 
-    ``mapped`` is ``columns=``; ``is_text`` says that the table is a CSV or TSV. Raises what `choose` raises, and
-    `SourceError` for a table that the rules do not fit.
+    ``mapped`` is ``columns=``; ``is_text`` says that the table is a CSV or TSV. Raises `ArgumentError` if ``mapped``
+    names no column, and `SourceError` if the rules do not fit the table, if its columns give no member, or hold paths
+    of files that do not exist.
     """
-    columns = choose(_contents(table, mapped, root, is_text=is_text), mapped, table.label)
+    columns, label = _contents(table, mapped, root, is_text=is_text), table.label
+    names = [column.name for column in columns if column.name]
+    if unknown := [name for name in mapped if name not in names]:
+        raise ArgumentError(
+            f"columns names {unknown[0]!r}, but {label} has the columns {', '.join(names)}", argument="columns"
+        )
+    for column in columns:
+        if mapped.get(column.name) == KEY and column.content not in ("integer", "text", "path"):
+            raise ArgumentError(
+                f"columns maps {column.name!r} to {KEY!r}: a key is a string or an integer", argument="columns"
+            )
+    members = dict(mapped)
+    left = [c for c in columns if c.content != "empty" and c.name not in READERS_NOTES | mapped.keys()]
+    keys = {c.name.lower(): c.name for c in reversed(left) if c.content in ("integer", "text")}
+    if KEY not in members.values() and (key := next((keys[name] for name in _KEY_NAMES if name in keys), "")):
+        members[key] = KEY
+    taken = {member.lower() for member in members.values()}
+
+    def is_label(column: Column) -> bool:
+        is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES
+        return column.classes is not None or (is_named and "cls" not in taken)
+
+    left = [column for column in left if column.name not in members]
+    texts = [column for column in left if column.content == "text" and not is_label(column)]
+    named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
+    text, rest = next(iter(named or (texts if len(texts) == 1 else [])), None), list[Column]()
+    for column in left:
+        name = _OTHER.sub("_", column.name).strip("_") or "column"
+        if column.content == "path":
+            members[column.name] = f"{name}.*" if column.extension in taken else "*"
+            taken.add(column.extension)
+            continue
+        if column.content == "bytes" or is_label(column):
+            member = (column.extension or name) if column.content == "bytes" else "cls"
+            member = f"{name}.{member}" if member.lower() in taken else member
+        elif column.content == "list":
+            member = name if name == "npy" else f"{name}.npy"
+        elif column is text and "txt" not in taken:
+            member = "txt"
+        else:
+            rest.append(column)
+            continue
+        members[column.name] = member
+        taken.add(member.lower())
+    if rest and "json" in taken:
+        raise ArgumentError(
+            f"{', '.join(column.name for column in rest)} of {label} would become the member json, which another "
+            f"column is mapped to: give them extensions too, or leave them out, as in "
+            f"{given('columns', {rest[0].name: ''})}",
+            argument="columns",
+        )
+    members |= {column.name: "json" for column in rest}
+    if not set(members.values()) - {"", KEY}:
+        advice = f"map one, as in {given('columns', {'image': 'jpg'})}"
+        raise SourceError(f"{label} has no column that can become a member: {advice}")
+    is_object = [(column.name, column.content) for column in rest] != [("json", "other")]
+    chosen = [
+        replace(column, values=(), member=members.get(column.name, ""), is_entry=is_object and column in rest)
+        for column in columns
+    ]
+    if not any(column.member and (column.is_file or column.content == "bytes") for column in chosen):
+        # A table of paths that name files elsewhere would be packed without its files.
+        for column in columns:
+            is_used = column.name in mapped or members.get(column.name) == KEY
+            if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
+                raise SourceError(
+                    f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is not a file "
+                    f"beside it: name the folder that its paths start from by {given('root')}, or map the column, as "
+                    f"in {given('columns', {column.name: 'txt'})}, if it is to be a string"
+                )
     return [
         replace(column, classes=_classes(column, table, mapped))
         if column.is_label and column.content == "text" else column
-        for column in columns
+        for column in chosen
     ]  # fmt: skip
 
 
@@ -233,91 +303,3 @@ def is_numbers(kind: Any) -> bool:
     types = pyarrow().types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)))
-
-
-def choose(columns: Sequence[Column], mapped: Mapping[str, str], label: str) -> list[Column]:
-    """Return the columns with their members by the rules above; ``label`` names the table in errors.
-
-    Raises `ArgumentError` if ``mapped`` names no column, and `SourceError` if the columns give no member, or hold
-    paths of files that do not exist.
-
-    >>> table = Column("image", "path", "jpg"), Column("id", "integer"), Column("label", "integer")
-    >>> [column.member for column in choose(table, {"id": ""}, "train.csv")]
-    ['*', '', 'cls']
-    """
-    names = [column.name for column in columns if column.name]
-    if unknown := [name for name in mapped if name not in names]:
-        raise ArgumentError(
-            f"columns names {unknown[0]!r}, but {label} has the columns {', '.join(names)}", argument="columns"
-        )
-    usual: dict[str, int] = {}
-    for number, column in enumerate(columns):
-        if mapped.get(column.name) == KEY and column.content not in ("integer", "text", "path"):
-            raise ArgumentError(
-                f"columns maps {column.name!r} to {KEY!r}: a key is a string or an integer", argument="columns"
-            )
-        if column.name not in mapped and column.content in ("integer", "text"):
-            usual.setdefault(column.name.lower(), number)
-    members = [mapped.get(column.name, "") for column in columns]
-    if KEY not in members and (key := next((usual[name] for name in _KEY_NAMES if name in usual), None)) is not None:
-        members[key] = KEY
-    taken = {member.lower() for member in members}
-
-    def is_label(column: Column) -> bool:
-        is_named = column.content in ("integer", "text") and column.name.lower() in _LABEL_NAMES
-        return column.classes is not None or (is_named and "cls" not in taken)
-
-    left = [
-        (number, column)
-        for number, column in enumerate(columns)
-        if not members[number] and column.content != "empty" and column.name not in READERS_NOTES | mapped.keys()
-    ]
-    texts = [column for _, column in left if column.content == "text" and not is_label(column)]
-    named = [column for column in texts if column.name.lower() in _TEXT_NAMES]
-    text, rest = next(iter(named or (texts if len(texts) == 1 else [])), None), list[int]()
-    for number, column in left:
-        name = _OTHER.sub("_", column.name).strip("_") or "column"
-        if column.content == "path":
-            members[number] = f"{name}.*" if column.extension in taken else "*"
-            taken.add(column.extension)
-            continue
-        if column.content == "bytes" or is_label(column):
-            member = (column.extension or name) if column.content == "bytes" else "cls"
-            member = f"{name}.{member}" if member.lower() in taken else member
-        elif column.content == "list":
-            member = name if name == "npy" else f"{name}.npy"
-        elif column is text and "txt" not in taken:
-            member = "txt"
-        else:
-            rest.append(number)
-            continue
-        members[number] = member
-        taken.add(member.lower())
-    if rest and "json" in taken:
-        raise ArgumentError(
-            f"{', '.join(columns[number].name for number in rest)} of {label} would become the member json, which "
-            f"another column is mapped to: give them extensions too, or leave them out, as in "
-            f"{given('columns', {columns[rest[0]].name: ''})}",
-            argument="columns",
-        )
-    for number in rest:
-        members[number] = "json"
-    is_object = [(columns[number].name, columns[number].content) for number in rest] != [("json", "other")]
-    chosen = [
-        replace(column, values=(), member=member, is_entry=is_object and number in rest)
-        for number, (column, member) in enumerate(zip(columns, members, strict=True))
-    ]
-    if not set(members) - {"", KEY}:
-        advice = f"map one, as in {given('columns', {'image': 'jpg'})}"
-        raise SourceError(f"{label} has no column that can become a member: {advice}")
-    if not any(column.member and (column.is_file or column.content == "bytes") for column in chosen):
-        # A table of paths that name files elsewhere would be packed without its files.
-        for column, member in zip(columns, members, strict=True):
-            is_used = member == KEY or column.name in mapped or is_label(column)
-            if not is_used and column.values and all(map(_MEDIA_PATH.fullmatch, column.values)):
-                raise SourceError(
-                    f"column {column.name!r} of {label} looks like paths, but {column.values[0]!r:.300} is not a file "
-                    f"beside it: name the folder that its paths start from by {given('root')}, or map the column, as "
-                    f"in {given('columns', {column.name: 'txt'})}, if it is to be a string"
-                )
-    return chosen

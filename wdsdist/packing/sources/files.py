@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, last_part
+from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, decoded, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
-from wdsdist.packing.tables.table import kind_of
+from wdsdist.packing.tables.table import NOTES, kind_of
 from wdsdist.shards.tar import FIRST_DOT, LAST_DOT
 from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
 
@@ -42,8 +42,6 @@ _CONTAINER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """The extensions of files that hold many samples each."""
-_TABLES = frozenset(("parquet", "pq", "arrow", "feather", "ipc"))
-_NOTES = frozenset(("md", "txt", "json", "yaml", "yml", "crc"))
 _SPLIT = re.compile(r"(?:train|training|val|valid|validation|dev|test|testing|eval)(?:[-_]?\d{2,4})?", re.IGNORECASE)
 _IMAGE = re.compile(rb"\.(?:%s)$" % "|".join((*IMAGE_TYPES, *RARE_IMAGE_TYPES)).encode(), re.IGNORECASE)
 
@@ -269,12 +267,12 @@ def _refuse_containers(label: str, listing: Listing) -> None:
 
     Parquet and Arrow files are refused if there is nothing but notes beside them.
     """
-    last = {last_part(extension) for extension in listing.index.extensions}
-    tables = _TABLES if last <= _TABLES | _NOTES else frozenset[str]()
-    wrong = [bool(_CONTAINER.fullmatch(extension)) or last_part(extension) in tables
-             for extension in listing.index.extensions]  # fmt: skip
-    if any(wrong):
-        files = np.flatnonzero(np.array(wrong)[listing.index.extension_ids])
+    extensions = listing.index.extensions
+    others = {extension for extension in extensions if not f".{extension}".lower().endswith(NOTES)}
+    if not all(kind_of(f"x.{extension}") in ("parquet", "arrow") for extension in others):
+        others = set(filter(_CONTAINER.fullmatch, others))
+    if others:
+        files = np.flatnonzero(np.array([extension in others for extension in extensions])[listing.index.extension_ids])
         path = shown(listing.path(int(files[0])))
         raise SourceError(
             f"{label} holds {len(files):,} files of many samples each, such as {path}: pack or index their folder or "

@@ -6,7 +6,6 @@ Source: Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten di
 from __future__ import annotations
 
 import functools
-import math
 import re
 import struct
 import zlib
@@ -27,8 +26,6 @@ from wdsdist.storage import compression
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_MOST_DIMENSIONS = 32
-"""As many as any numpy takes."""
 
 
 def _samples(
@@ -67,22 +64,21 @@ def find(candidate: Candidate, options: Options) -> Source | None:
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     """Return the array in the content of an IDX file; ``label`` names it in errors.
 
-    Raises `SourceError` for content with another header, and for data that is shorter or longer than the header says.
+    Raises `SourceError` for content with another header, for data that is shorter or longer than the header says, and
+    for an array without values.
 
     >>> parse(bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0, 1, 1, 0]), "two.idx").tolist()
     [1, 256]
     """
-    magic = content[:4]
-    start = 4 + 4 * magic[3] if len(magic) == 4 else 4
-    is_idx = magic[:2] == b"\0\0" and len(magic) == 4 and magic[2] in _TYPES and 0 < magic[3] <= _MOST_DIMENSIONS
-    if not is_idx or len(content) < start:
-        raise SourceError(f"{label} is not an IDX file, or ends within its header, which starts with {magic!r}")
-    dtype, shape = np.dtype(_TYPES[magic[2]]), struct.unpack_from(f">{magic[3]}I", content, 4)
-    size, expected = len(content) - start, math.prod(shape) * dtype.itemsize
-    if 0 in shape or size != expected:
-        header = f"its header ({' x '.join(map(str, shape))} of {dtype.itemsize} bytes) asks for {expected:,}"
-        raise SourceError(f"{label} holds {size:,} bytes of data but {header}, and one value at least: fetch it again")
-    return np.frombuffer(content, dtype, offset=start).reshape(shape)
+    try:
+        zeros, code, dimensions = struct.unpack_from(">HBB", content)
+        shape = struct.unpack_from(f">{dimensions}I", content, 4)
+        array = np.frombuffer(content, _TYPES.get(code, f"code {code}"), offset=4 + 4 * dimensions).reshape(shape)
+        if zeros or not shape or not array.size:
+            raise ValueError(f"it starts with {content[:4]!r} and has the shape {shape}")
+    except (struct.error, TypeError, ValueError) as error:
+        raise SourceError(f"{label} is not an IDX file, or not a whole one ({error}): fetch it again") from error
+    return array
 
 
 def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> Source:

@@ -71,13 +71,7 @@ def find(made: Any, options: Options) -> Source | None:
             return None
         location, made = made, named_object(made)
     function = options.encode
-    if isinstance(function, str):
-        if not _NAMED.fullmatch(function):
-            raise ArgumentError(
-                f"encode is {function!r}: it must be a function, or the name of one, module:function", argument="encode"
-            )
-        function = named_object(function)
-    check_callable("encode", function)
+    check_callable("encode", function := named_object(function) if isinstance(function, str) else function)
     named, location = location or "source", location or _name(made)
     if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
         try:

@@ -6,6 +6,7 @@ of a folder become a temporary folder.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
 from wdsdist.packing.members import Payload, Sample
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources.files import Files
+from wdsdist.packing.sources.files import Files, file_samples
 from wdsdist.packing.sources.listing import ListedSample
 from wdsdist.packing.sources.source import Source, deferred
 from wdsdist.packing.sources.table import STATE, together
@@ -31,22 +32,16 @@ _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are writ
 
 def _samples(folder: str, options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
     """Yield samples of a remote folder, whose files are fetched a little before."""
-    ahead: deque[tuple[int, str, list[tuple[str, Future[Payload] | bytes]]]] = deque()
+    read, ahead = functools.partial(_fetched, folder, options), deque[tuple[int, Future[Sample]]]()
     pool = ThreadPoolExecutor(_TOGETHER)
-
-    def arrived() -> Sample:
-        _, key, members = ahead.popleft()
-        return key, [(extension, file if isinstance(file, bytes) else file.result()) for extension, file in members]
-
     try:
-        for key, listed in samples:
-            members = [(extension, file if isinstance(file, bytes) else pool.submit(_fetched, folder, options, *file))
-                       for extension, file in listed]  # fmt: skip
-            ahead.append((sum(file[1] for _, file in listed if isinstance(file, tuple)), key, members))
-            while len(ahead) > _TOGETHER or sum(size for size, _, _ in ahead) > _MOST_AHEAD:
-                yield arrived()
+        for sample in samples:
+            size = sum(file[1] for _, file in sample[1] if isinstance(file, tuple))
+            ahead.append((size, pool.submit(next, file_samples(read, None, [sample]))))
+            while len(ahead) > _TOGETHER or sum(size for size, _ in ahead) > _MOST_AHEAD:
+                yield ahead.popleft()[1].result()
         while ahead:
-            yield arrived()
+            yield ahead.popleft()[1].result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -85,15 +80,12 @@ def find(url: str, options: Options) -> Source:
         if options.split is not None:
             folder, options = storage.join(location, options.split), replace(options, split=None)
     shown, entries = storage.shown(folder), storage.list(folder, bound, recursive=True)
-    kind = "arrow" if options.kind == "hf" else options.kind
     names = {entry.name: entry for entry in entries}
     if pattern in names:  # brackets may stand in a name
         return _deferred(storage.shown(location), {location: names[pattern]}, pattern, options, bound)
-    if table := together(storage.shown(location), shown, names, pattern, kind):
-        chosen = [*table[1], *(name for name in (STATE,) if name in names and not pattern)]
-        if problem := next(filter(None, (_misnamed(folder, name) for name in chosen)), ""):
-            raise SourceError(f"{shown}: {problem}")
-        files = {storage.join(folder, name): names[name] for name in chosen}
+    if table := together(storage.shown(location), shown, names, pattern, options.kind):
+        notes = [STATE] if STATE in names and not pattern else []
+        files = {storage.join(folder, name): names[name] for name in (*table[1], *notes)}
         return _deferred(storage.shown(location), files, "", options, bound)
     if pattern:
         raise NotFoundError(f"{storage.shown(location)} matches no file")
@@ -106,7 +98,11 @@ def find(url: str, options: Options) -> Source:
         problem = "" if entry.size >= 0 else "has a size that its store does not give: download it first"
         if "//" in f"/{entry.name}" or "/./" in f"/{entry.name}":
             problem = "has a name with empty parts: rename it"
-        listing.add_name(entry.name, max(entry.size, 0), number, problem or _misnamed(folder, entry.name))
+        try:
+            check_location(folder, entry.name)
+        except ValueError as error:
+            problem = f"{error}, or so its store says: download it first"
+        listing.add_name(entry.name, max(entry.size, 0), number, problem)
     state = "\0".join(["folder", *(entry.stamp for entry in entries)])
     return listing.source("folder", options, _samples, folder, bound, state=state)
 
@@ -135,12 +131,3 @@ def _deferred(
             raise type(error)(f"{shown} (nothing but {name or 'the tables'} was fetched): {problem}") from error
 
     return deferred("remote", shown, "\0".join([*map(str, files.values()), *about]), options.scratch, make)
-
-
-def _misnamed(url: str, name: str) -> str:
-    """Return why a store may not list a file under this name, or an empty string."""
-    try:
-        check_location(url, name)
-    except ValueError as error:
-        return f"{error}, or so its store says: download it first"
-    return ""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.file_types import last_part
 from wdsdist._util.pools import Carried
 from wdsdist.errors import ArgumentError, SampleError, SourceError, given
@@ -46,15 +46,13 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import KEY, Column, check_columns, columns_of, is_numbers, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, Source, key_digest, repeated
 from wdsdist.packing.tables.arrays import pyarrow
-from wdsdist.packing.tables.table import SUFFIXES, Kind, Table, kind_of, open_table, reading
+from wdsdist.packing.tables.table import NOTES, SUFFIXES, Kind, Table, kind_of, open_table, reading
 
-_BESIDE = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")  # notes that lie beside tables and are not samples
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 STATE, _DICT = "state.json", "dataset_dict.json"
 
 _BLOCK_BYTES = 256 << 20
 """Memory for the decoded row groups of Parquet that are read in turn."""
-_BATCH_BYTES = 32 << 20
 _SAMPLED, _SMALL = 64, 4096
 """Members of a ``Dataset`` object with more bytes than the latter are compared by their lengths, but in one row in
 so many."""
@@ -63,45 +61,48 @@ _AT_ONCE = 256
 
 
 def find(candidate: Candidate, options: Options) -> Source | None:
-    """List the rows of a file, or of Parquet and Arrow files of a folder or a pattern; else return ``None``."""
-    path = candidate.path
+    """List the rows of a file, or of the Parquet or Arrow files of a folder or a pattern; else return ``None``.
+
+    Such a folder may be what ``save_to_disk`` of ``datasets`` wrote.
+    """
+    path, names = candidate.path, candidate.names or ()
     if path.is_file():
-        kind = kind_of(path.name) if options.kind is None else options.kind
+        kind = options.kind or kind_of(path.name)
         return _listed(kind, path, path.parent, [path], options) if kind in SUFFIXES else None
     pattern = path.name if candidate.names is None else ""
     folder = path.parent if pattern else path
-    names = candidate.names
     if pattern and re.search(r"[*?\[]", pattern) and folder.is_dir():
         names = tuple(os.listdir(folder))  # noqa: PTH208 - names alone
-    table = together(str(path), str(folder), names or (), pattern, options.kind)
+    elif _DICT in names and (splits := sorted(state.parent.name for state in path.glob(f"*/{STATE}"))):
+        if len(splits) > 1:
+            raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
+        return find(Candidate(path / splits[0], tuple(os.listdir(path / splits[0]))), options)  # noqa: PTH208 - as above
+    elif STATE in names:
+        names = _saved(path, names)
+    table = together(str(path), str(folder), names, pattern, options.kind)
     if table is None or not all((folder / name).is_file() for name in table[1]):  # Spark writes folders of such names
         return None
     return _listed(table[0], path, folder, [folder / name for name in table[1]], options)
 
 
-def find_saved(candidate: Candidate, options: Options) -> Source | None:
-    """List the rows of a folder that ``save_to_disk`` of ``datasets`` wrote; return ``None`` for other folders."""
-    path = candidate.path
-    splits = sorted(state.parent.name for state in path.glob(f"*/{STATE}")) if (path / _DICT).is_file() else []
-    if len(splits) > 1:
-        raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-    path = path / splits[0] if splits else path
-    if not (path / STATE).is_file():
-        return None
+def _saved(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the data files that ``save_to_disk`` of ``datasets`` wrote to a folder.
+
+    Raises `SourceError` if they are not among its ``names``, or hold more rows than the data set.
+    """
     try:
-        state = json.loads((path / STATE).read_bytes())
-        names = sorted(file["filename"] for file in state["_data_files"])
+        state = json.loads((folder / STATE).read_bytes())
+        files = tuple(file["filename"] for file in state["_data_files"])
         is_selection = bool(state.get("_indices_data_files"))
     except (ValueError, RecursionError, OSError, LookupError, TypeError, AttributeError) as error:
-        raise SourceError(f"{path / STATE} names no data files ({error}): fetch it again") from error
-    paths = sorted(path.glob("*.arrow"))
-    if not paths or [file.name for file in paths] != names:
-        raise SourceError(f"{path} does not hold the data files that its {STATE} names: fetch it again")
+        raise SourceError(f"{folder / STATE} names no data files ({error}): fetch it again") from error
+    if not files or not all(file in names for file in files):
+        raise SourceError(f"{folder} does not hold the data files that its {STATE} names: fetch it again")
     if is_selection:
         raise SourceError(
-            f"{path} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
+            f"{folder} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
         )
-    return _listed("hf", path, path, paths, options)
+    return files
 
 
 def of_dataset(dataset: Any, label: str, options: Options) -> Source:
@@ -109,12 +110,12 @@ def of_dataset(dataset: Any, label: str, options: Options) -> Source:
 
     Paths in it start from the current folder, if ``root=`` names it; else strings are not paths.
     """
-    return _listed("hf", label, Path.cwd(), Carried(open_table(dataset, label=label)), options)
+    return _listed("arrow", label, Path.cwd(), Carried(open_table(dataset, label=label)), options)
 
 
 def together(
     label: str, folder: str, names: Iterable[str], pattern: str = "", kind: str | None = None
-) -> tuple[str, list[str]] | None:
+) -> tuple[Kind, list[str]] | None:
     """Return the kind and the names of the files in a folder that are one table; ``None`` if they are not.
 
     That is what matches a pattern, or all files of a folder that holds nothing but tables and notes.
@@ -122,11 +123,12 @@ def together(
     Raises `SourceError` for the files of a training set and its test set together.
     """
     visible = sorted(name for name in names if not name.startswith((".", "_")))
+    several: Kind
     for several in ("parquet", "arrow"):
         suffixes = SUFFIXES[several]
         chosen = [name for name in visible if "/" not in name and name.lower().endswith(suffixes)]
         chosen = [name for name in chosen if fnmatch.fnmatchcase(name, pattern)] if pattern else chosen
-        is_alone = all(name.lower().endswith((*suffixes, *_BESIDE)) for name in visible)
+        is_alone = all(name.lower().endswith((*suffixes, *NOTES)) for name in visible)
         if not chosen or kind not in (None, several) or not (pattern or kind or is_alone):
             continue
         splits: dict[str, str] = {}
@@ -144,7 +146,7 @@ def together(
 
 
 def _listed(
-    kind: str, location: str | Path, home: Path, given: list[Path] | Carried[Table], options: Options
+    kind: Kind, location: str | Path, home: Path, given: list[Path] | Carried[Table], options: Options
 ) -> Source:
     """List the rows of files or of a ``Dataset`` object; ``home`` is the folder that paths start from by default.
 
@@ -160,9 +162,8 @@ def _listed(
         source, table = given, given.value
     else:
         stamps = tuple(map(FileStamp.of, given))
-        source = _TableFiles(stamps, cast("Kind", "arrow" if kind == "hf" else kind))
-        skips = options.on_error == "skip"
-        table = open_table(given, kind=source.kind, label=label, skips=skips, scratch=options.scratch)
+        source = _TableFiles(stamps, kind)
+        table = open_table(given, kind=kind, label=label, skips=options.on_error == "skip")
     bad = [LeftOut(f"row {number:,}", reason) for number, reason in table.bad_rows]
     if not table.num_rows:
         why = f", such as {bad[0].key}: {bad[0].reason}" if bad else ""
@@ -396,10 +397,9 @@ def _contents(
     table that gives fewer rows than it lists.
     """
     state, wrong, counted = hashlib.sha256(), dict[int, LeftOut](), Counter[str]()
-    sizes, file_sizes, keys, files = array("q"), array("q"), array("Q"), list[int]()
+    sizes, keys, file_sizes, file_starts = array("q"), array("Q"), array("q"), array("q", [0])
     weights, above, names = np.zeros(len(table.starts) - 1, np.int64), finder.root + os.sep, [c.name for c in columns]
     key_name = next((column.name for column in columns if column.member == KEY), None)
-    most_files = sum(column.is_file or column.content == "bytes" for column in columns)
 
     def leave_out(number: int, key: str, problem: str) -> None:
         reason = f"{table.row_name(number)}: {problem}"
@@ -408,11 +408,8 @@ def _contents(
         wrong[number] = LeftOut.of(key, reason, above)
 
     def batches() -> Iterator[Any]:
-        rows, first = 4096, 0
-        if any(column.content == "bytes" for column in columns):  # few such rows fit in memory together
-            first_row = next(table.batches(names, rows=1), None)
-            rows = max(1, min(1024, _BATCH_BYTES // max(1, first_row.nbytes if first_row else 1)))
-        for batch in table.batches(names, rows=rows):
+        first = 0
+        for batch in table.batches(names, rows=4096):
             weights[int(np.searchsorted(table.starts, first, side="right")) - 1] += batch.nbytes
             first += len(batch)
             yield batch
@@ -428,7 +425,7 @@ def _contents(
             raise SourceError(f"{path} is not a file")
         relative = os.path.relpath(path, above) if path.startswith(above) else path
         state.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-        files.append(status.st_size)
+        file_sizes.append(status.st_size)
         return status.st_size
 
     samples = _row_samples(columns, finder, batches(), itertools.count(), size_of)
@@ -436,7 +433,7 @@ def _contents(
         if isinstance(error := members[0][1], SourceError):
             leave_out(number, key, str(error))
             key, members = f"{number}\0", []
-            files.clear()
+            del file_sizes[file_starts[-1] :]
         else:
             counted.update(extension.lower() for extension, _ in members)
         for extension, data in members if isinstance(source, Carried) else ():
@@ -444,8 +441,7 @@ def _contents(
             is_whole = len(content) <= _SMALL or number % _SAMPLED == 0
             state.update(f"{key}.{extension} {len(content)}\n".encode("utf-8", "surrogatepass"))
             state.update(content if is_whole else b"")
-        file_sizes.extend(files + [-1] * (most_files - len(files)))  # a row may lack some
-        files.clear()
+        file_starts.append(len(file_sizes))
         sizes.append(sample_size((key, members)))
         if key_name is not None:
             keys.append(key_digest(key))
@@ -463,8 +459,6 @@ def _contents(
         )
     if len(wrong) == len(sizes):
         raise SourceError(f"no row of {table.label} can be packed, for instance: {wrong[0].reason}")
-    measured = np.frombuffer(file_sizes, np.int64).reshape(len(sizes), most_files)
-
     kept = np.delete(np.arange(len(sizes)), list(wrong))
 
     def take(indices: Int64s) -> Samples:
@@ -472,8 +466,10 @@ def _contents(
         if isinstance(source, _TableFiles) and source.kind in ("csv", "tsv", "jsonl"):
             source.check()
             read_from = table.take(rows, names)
-        sizes = measured[rows]
-        return Samples(_samples, (read_from, columns, finder.root, rows, sizes[sizes >= 0].tolist()))
+        files, _ = runs(np.frombuffer(file_starts, np.int64), rows)
+        return Samples(
+            _samples, (read_from, columns, finder.root, rows, np.frombuffer(file_sizes, np.int64)[files].tolist())
+        )
 
     is_parquet = isinstance(source, _TableFiles) and source.kind == "parquet"  # whose groups are decoded as a whole
     contents = Contents(

@@ -46,6 +46,10 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _log = logging.getLogger("wdsdist")
 
 
+NOTES = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")
+"""How the names of notes end that lie beside tables and are no samples."""
+
+
 def kind_of(name: str) -> Kind | None:
     """Return the kind of table that the name of a file says; ``None`` for any other file.
 
@@ -194,9 +198,7 @@ class _DatasetTable(Table):
         return self._dataset.select_columns(names)[first:last].select(names)
 
 
-def open_table(
-    source: Any, *, kind: Kind | None = None, label: str = "", skips: bool = False, scratch: Path | None = None
-) -> Table:
+def open_table(source: Any, *, kind: Kind | None = None, label: str = "", skips: bool = False) -> Table:
     """Open a table.
 
     Args:
@@ -204,7 +206,6 @@ def open_table(
         kind: of the files; by default their suffix says it.
         label: the name of the table in messages; by default its path.
         skips: whether rows of text files that cannot be parsed are left out, and listed in ``bad_rows``.
-        scratch: folder for the temporary copy of a text file.
 
     Raises:
         SourceError: a file does not hold what its kind says, or two columns have the same name.
@@ -230,12 +231,11 @@ def open_table(
                     groups += own
                 table = Table(label, _schema_of(schemas, paths), groups)
             else:
-                scratch = scratch if scratch is not None and scratch.is_dir() else None
                 bad = dict[int, str]() if skips else None
                 if kind == "jsonl":
-                    first, (schema, batches) = 1, json_lines(paths[0], label, bad, scratch)
+                    first, (schema, batches) = 1, json_lines(paths[0], label, bad)
                 else:
-                    first, (schema, batches) = 2, csv(paths[0], label, bad, scratch, "," if kind == "csv" else "\t")
+                    first, (schema, batches) = 2, csv(paths[0], label, bad, "," if kind == "csv" else "\t")
                 table = Table(label, schema, _groups(batches, label, first), bad)
     with reading(table.label):  # a name of a column may be no text
         for name, count in Counter(table.schema.names).items():

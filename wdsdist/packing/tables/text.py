@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from wdsdist._util.host import temporary_dir
 from wdsdist.errors import SourceError
 from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
 
@@ -40,10 +41,10 @@ def _unpacked(path: Path) -> Any:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _mapped(schema: Any, batches: Iterable[Any], scratch: Path | None) -> list[Any]:
+def _mapped(schema: Any, batches: Iterable[Any]) -> list[Any]:
     """Write batches into a temporary file, and return them mapped."""
     pa = pyarrow()
-    with tempfile.TemporaryFile(dir=scratch) as file:  # without a name: a killed process leaves nothing
+    with tempfile.TemporaryFile(dir=temporary_dir()) as file:  # without a name: a killed process leaves nothing
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
@@ -68,9 +69,7 @@ class _Continued:
         return data
 
 
-def csv(
-    path: Path, label: str, bad: dict[int, str] | None, scratch: Path | None, delimiter: str = ","
-) -> tuple[Any, list[Any]]:
+def csv(path: Path, label: str, bad: dict[int, str] | None, delimiter: str = ",") -> tuple[Any, list[Any]]:
     """Read a CSV or TSV file, whose first row names the columns; an empty field is missing.
 
     Returns the schema, and the rows as record batches of strings. Rows of another length come into ``bad``, by their
@@ -97,7 +96,7 @@ def csv(
         types = dict.fromkeys(names, pa.string())
         converts = pa.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
         reader = opened(_Continued(stream, last.encode()), converts)
-        strings = [batch for batch in _mapped(reader.schema, reader, scratch) if len(batch)]
+        strings = [batch for batch in _mapped(reader.schema, reader) if len(batch)]
     if not strings or any(column[-1].as_py() != _LAST for column in strings[-1].columns):
         raise SourceError(f"{label} ends within quotes, or is cut: fetch it again, or close the quotes")
     strings[-1] = strings[-1].slice(0, len(strings[-1]) - 1)
@@ -122,7 +121,7 @@ def _csv_type(parts: Iterable[Any]) -> Any:
     return next((kind for kind in _CSV_TYPES if all(fits(strings, kind) for strings in parts)), "string")
 
 
-def json_lines(path: Path, label: str, bad: dict[int, str] | None, scratch: Path | None) -> tuple[Any, list[Any]]:
+def json_lines(path: Path, label: str, bad: dict[int, str] | None) -> tuple[Any, list[Any]]:
     """Read a JSON Lines file: an object on each line, whose names are columns; return its schema and record batches.
 
     A line that holds no object comes into ``bad``, by its number; it is a `SourceError` without ``bad``. A column whose
@@ -153,7 +152,7 @@ def json_lines(path: Path, label: str, bad: dict[int, str] | None, scratch: Path
             pa.record_batch([[values(row, field) for row in part] for field in fields], schema=schema)
             for part in iter(lambda: list(itertools.islice(rows, _ROWS)), [])
         )
-        return schema, _mapped(schema, batches, scratch)
+        return schema, _mapped(schema, batches)
 
 
 def _objects(stream: Any, label: str, bad: dict[int, str] | None) -> Iterator[dict[str, Any]]:
