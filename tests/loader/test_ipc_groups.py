@@ -13,6 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from tests.support import tars
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist._util.shared_memory import AnonymousMemory
+from wdsdist.loader.ipc import channel
 from wdsdist.loader.ipc.channel import Channel
 from wdsdist.loader.worker_iterator import NotedBatch
 from wdsdist.samples.bad_samples import Replaced
@@ -29,7 +30,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches_together(loader: StreamingDataLoader) -> int:
     next(iter(loader))
-    return loader._group
+    assert loader._tickets.start is not None
+    return loader._tickets.start.group
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_a_collection_leaves_out_what_is_there_while_a_data_set_opens_and_worker
         monkeypatch.setattr(owner, name, lambda *a, **k: counts.append(gc.get_freeze_count()) or function(*a, **k))
 
     watch(catalog, "open")
-    watch(StreamingDataLoader, "_prepare")
+    watch(channel, "Channel")
     next(iter(StreamingDataLoader(StreamingDataset(many), 4, num_workers=1)))
     assert len(counts) == 2
     assert min(counts) > 10_000

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -69,14 +70,15 @@ class Loop:
     _iterations = 1
     persistent_workers, num_workers = True, 0
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
+        monkeypatch.setattr("wdsdist.loader.epoch_iterator.time", SimpleNamespace(perf_counter=lambda: self.now))
         self._progress = Progress(ChosenEpoch())
         self.batches = EpochIterator(cast("Any", self))
 
     def _begin(self) -> tuple[Iterator[Message], EpochMeter]:
         self._progress.begin(Position(0, 0))
-        self.meter = EpochMeter(self.PLAN, sample_bytes=1, clock=lambda: self.now)
+        self.meter = EpochMeter(self.PLAN, sample_bytes=1)
         self.now += self.STARTING
         return self.messages(), self.meter
 
@@ -91,8 +93,8 @@ class Loop:
 
 
 class TestTime:
-    def test_inside_of_next_is_waiting(self) -> None:
-        loop = Loop()
+    def test_inside_of_next_is_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = Loop(monkeypatch)
         for _ in loop.batches:
             loop.train()
         stats = loop.meter.stats()

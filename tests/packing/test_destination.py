@@ -132,8 +132,13 @@ class TestOverwrite:
             pack(source, tmp_path / "dest", overwrite=True)
         assert identities(tmp_path / "dest") == before
 
-    def test_it_never_replaces_an_index_of_another_tool(self, source: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("has_record", [False, True])
+    def test_it_never_replaces_an_index_of_another_tool(self, source: Path, tmp_path: Path, has_record: bool) -> None:
         (tmp_path / "dest").mkdir()
+        if has_record:
+            pack(source, tmp_path / "dest", shard_samples=3)
+            for shard in (tmp_path / "dest").glob("*.tar*"):
+                shard.unlink()
         (tmp_path / "dest" / "index.json").write_text('{"wids_version": 1, "shardlist": []}')
         with pytest.raises(DestinationExistsError, match=r"holds index\.json, which is not on record there"):
             pack(source, tmp_path / "dest", overwrite=True)

@@ -147,7 +147,6 @@ class StreamingDataset(IterableDataset[Any]):
             shuffle_window=shuffle_window, num_canonical_replicas=num_canonical_replicas,
             samples_per_epoch=samples_per_epoch,
         )  # fmt: skip
-        self._reads_some_fields = fields is not None
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
@@ -234,7 +233,7 @@ class StreamingDataset(IterableDataset[Any]):
         Raises `ArgumentError` if there is too little for one rank; warns if there is too little for all. A choice of
         fields may need less, so it is not checked.
         """
-        if self.cache.limit is None or self._reads_some_fields:
+        if self.cache.limit is None or not all(spec.fields.are_all for spec in self.sample_reader.specs.values()):
             return
         from wdsdist.sampling.shard_schedule import check_limit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +107,6 @@ class EpochMeter:
     """Begins the line of the log."""
     bad_samples: BadSampleLog | None = None
     """Log of bad samples that were replaced, with their count; ``None`` if bad samples are errors."""
-    clock: Callable[[], float] = time.perf_counter
-    """Returns the time in seconds."""
     batches: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +114,7 @@ class EpochMeter:
         self._samples = 0
         self._fill: float | None = None
         self._waited = 0.0
-        self._began = self._latest = self.clock()
+        self._began = self._latest = time.perf_counter()
         self._asked: float | None = self._began  # when the training loop asked for the batch that it waits for
         self._is_finished = False
 
@@ -127,7 +125,7 @@ class EpochMeter:
 
     def ask(self) -> None:
         """Note that the training loop asks for the next batch."""
-        self._asked = self.clock()
+        self._asked = time.perf_counter()
 
     def answer(self, reached: Reached | None = None, replaced: Replaced | None = None) -> None:
         """Record that the training loop gets its next batch, of which samples were replaced, or the end of the epoch.
@@ -140,7 +138,7 @@ class EpochMeter:
             self.batches += 1
             self._samples += reached.samples
             self._fill = reached.fill
-        self._latest = self.clock()
+        self._latest = time.perf_counter()
         if self._asked is not None:
             self._waited, self._asked = self._waited + self._latest - self._asked, None
 
@@ -200,7 +198,7 @@ class EpochIterator(Iterator[Any]):
             raise StateError("this iteration ended with an error: iterate the loader again, or load a state first")
         if self.meter is None:
             self._messages, self.meter = self._loader._begin()
-            self._advance(self.meter.plan.reached(0).position)
+            self.position = self.meter.plan.reached(0).position
         else:
             self.meter.ask()
         try:
@@ -241,13 +239,9 @@ class EpochIterator(Iterator[Any]):
         if reached is None:
             reached = meter.plan.reached(meter.batches + 1)
         meter.answer(reached, replaced)
-        self._advance(reached.position)
+        self.position = reached.position
+        self._loader._progress.advance(self.position)  # for a checkpoint
         return batch
-
-    def _advance(self, position: Position) -> None:
-        """Keep the position in the epoch after the batches that were delivered, for a checkpoint."""
-        self.position = position
-        self._loader._progress.advance(position)
 
 
 class AcceleratedBatches(Iterator[Any]):

@@ -26,8 +26,7 @@ from wdsdist.loader.progress import Progress
 from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
-from wdsdist.sampling.order import OrderConfig
-from wdsdist.sampling.plan import Batcher, Plan, Position
+from wdsdist.sampling.plan import Batcher, Position
 
 if TYPE_CHECKING:
     from wdsdist.batching.values import Batches
@@ -81,7 +80,6 @@ class StreamingDataLoader(DataLoader[BatchT]):
     It sets this itself on a loader that it has prepared."""
     _iterator: Any = None
     _iterations = 0
-    _group = 1
     _meter: EpochMeter | None = None
     _prefetch: Prefetch | None = None
 
@@ -258,57 +256,48 @@ class StreamingDataLoader(DataLoader[BatchT]):
         is_first = self._meter is None
         if is_first:
             planner.check(start)
-        self._renew_workers(config)
+        # Workers end if the epoch has other samples than theirs, or if one of them was lost.
+        dataset, manifest = self._worker_dataset, config.manifest
+        is_known = dataset.order_config.manifest is manifest
+        if self._iterator is not None and (not is_known or self._iterator.has_lost_workers()):
+            self._stop_workers(self._iterator)
+        if not is_known:
+            reader = dataset.sample_reader
+            reader = replace(reader, source=reader.source.with_manifest(manifest))
+            self._worker_dataset = dataset = replace(dataset, order_config=config, sample_reader=reader)
         self._meter = EpochMeter(
             plan,
             sample_bytes=config.mean_sample_bytes,
-            num_copied=int(config.manifest.is_copied.sum()),
+            num_copied=int(manifest.is_copied.sum()),
             log_prefix=start.log_prefix,
             bad_samples=self.dataset.bad_sample_log(position.epoch, plan.samples_per_rank, start.log_prefix),
         )
         with frozen() if is_first else contextlib.nullcontext():
-            if self.num_workers and self._iterator is None:
-                self._prepare(plan, config.mean_sample_bytes)
-            self._tickets.start = replace(start, group=self._group)
+            if self.num_workers and self._iterator is None:  # new workers need shared memory
+                import numpy.ma
+                import numpy.random  # noqa: F401 - torch and the order import both: forked workers inherit them
+
+                from wdsdist.loader.ipc.channel import Channel, group_size
+
+                batch_bytes, group = config.mean_sample_bytes * plan.batch_size, 1
+                if dataset.is_light:
+                    batches = plan.num_samples // (start.world.num_replicas * plan.batch_size)  # of a whole epoch
+                    is_remote = bool(manifest.is_copied.any())
+                    group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
+                dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
+            self._tickets.start = replace(start, group=1 if dataset.channel is None else dataset.channel.group)
             messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
-        self._progress.begin(position)
+        self._progress.begin(plan.reached(0).position)
         return messages, self._meter
-
-    def _renew_workers(self, config: OrderConfig) -> None:
-        """End the workers if they have other samples than the epoch that begins, or if one of them was lost."""
-        known = self._worker_dataset.order_config
-        is_known = known.manifest is config.manifest
-        if self._iterator is not None and (not is_known or self._iterator.has_lost_workers()):
-            self._stop_workers(self._iterator)
-        if not is_known:
-            reader = self._worker_dataset.sample_reader
-            reader = replace(reader, source=reader.source.with_manifest(config.manifest))
-            self._worker_dataset = replace(self._worker_dataset, order_config=config, sample_reader=reader)
-
-    def _prepare(self, plan: Plan, sample_bytes: int) -> None:
-        """Prepare for new workers: shared memory, and the number of batches that they send together."""
-        import numpy.ma
-        import numpy.random  # noqa: F401 - torch and the order import both: forked workers inherit them
-
-        from wdsdist.loader.ipc.channel import Channel, group_size
-
-        dataset, batch_bytes, group = self._worker_dataset, sample_bytes * plan.batch_size, 1
-        if dataset.is_light:
-            world = self.dataset.identity().world_size
-            batches = plan.num_samples // (world * plan.batch_size)  # of a whole epoch
-            is_remote = bool(self.dataset.manifest.is_copied.any())
-            group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
-        dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
-        self._group = dataset.channel.group
 
     def _get_iterator(self) -> Any:
         """Return an iterator over the messages of workers, or of this process, with the current settings."""
         if not self.num_workers:  # torch's iterator takes a fifth of the time of a small batch
             messages = map(copy.copy(self._worker_dataset).__getitem__, self._tickets)
             return map(pinned, messages) if self.pin_memory and torch.cuda.is_available() else messages
-        from wdsdist.loader.ipc.workers import iterate
+        from wdsdist.loader.ipc.workers import WorkersIterator
 
         groups: DataLoader[Any] = DataLoader(
             self._worker_dataset,
@@ -324,7 +313,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )
-        return iterate(groups, self.dataset.identity().rank)
+        return WorkersIterator(groups, self.dataset.identity().rank)
 
     def _stop_workers(self, messages: Any) -> None:
         """End the worker processes behind ``messages`` now; the next iteration starts new ones."""

@@ -198,12 +198,23 @@ class WorkerIterator:
     def groups(self, collate_fn: Collate | None) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``send`` as pieces that last until they are sent.
 
-        An error takes the place of its batch, behind the batches of its group that were made before: they come from
-        their worker in one message, and in order with the batches of others.
+        An error of a worker takes the place of its batch, behind the batches of its group that were made before: they
+        come in one message, and in order with the batches of other workers.
         """
-        # Not a loop, which would hold each batch, and with it its shards in the cache, until the next one is made.
-        batches = map(functools.partial(self._batch, collate_fn), self.plans())
-        return map(_alone, batches) if self.send is None else self._grouped(batches)
+        group: list[Any] = []
+        try:
+            for batch in map(functools.partial(self._batch, collate_fn), self.plans()):
+                group.append(batch)
+                del batch  # a group that is sent must not find one of its batches held here
+                if len(group) == self.start.group:
+                    yield group
+                    group = []
+        except Exception as error:
+            if self.send is None:
+                raise
+            group.append(WorkerFailure(error, self.worker))
+        if group:
+            yield group
 
     def _batch(self, collate_fn: Collate | None, batch: BatchPlan) -> Any:
         if batch.pieces is not None and collate_fn is not None:
@@ -216,24 +227,12 @@ class WorkerIterator:
         has_notes = replaced is not None or batch.reached is not None
         return NotedBatch(made, replaced, batch.reached) if has_notes else made
 
-    def _grouped(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
-        group: list[Any] = []
-        try:
-            for batch in batches:
-                group.append(batch)
-                del batch  # a group that is sent must not find one of its batches held here
-                if len(group) == self.start.group:
-                    yield group
-                    group = []
-        except Exception as error:
-            group.append(WorkerFailure(error, self.worker))
-        if group:
-            yield group
-
     def sent(self, group: list[Any]) -> Any:
         """Return a group in the form in which it is sent, and prefetch for the batches after it."""
         if self.send is None or not group:
-            return group
+            batches = group.copy()
+            group.clear()  # what made them holds them no longer
+            return batches
         try:
             message = self.send(group)
         except Exception as error:
@@ -290,7 +289,3 @@ class WorkerIterator:
             num_workers=self.num_workers,
         )
         return self._prefetch
-
-
-def _alone(batch: Any) -> list[Any]:
-    return [batch]

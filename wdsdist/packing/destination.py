@@ -292,7 +292,7 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
         first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
         job = replace(job, first=first, listed=len(known.counts))
     own = {name for name in present if shard_number(name) >= job.first and any(each.writes(name) for each in begun)}
-    is_foreign = known is None and not begun  # there is no record of what lies there
+    is_foreign = known is None and not own  # no shard on record lies there
     for name in present:
         if name not in own and (job.writes(name) or (is_foreign and (is_tar(name) or name == manifests.FILE_NAME))):
             raise DestinationExistsError(

@@ -57,17 +57,30 @@ class _ShutdownEvent:
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
-    """Torch's iterator over the messages of workers, safe against killed workers, with a WARNING of long waits."""
+    """Torch's iterator over the messages of workers, safe against killed workers, with a WARNING of long waits.
+
+    Raises `SharedMemoryError` if the locks of their queues cannot be made, and `StorageError` if too many files are
+    open.
+    """
 
     _shutdown = True  # until torch has made what it shuts down
 
     def __init__(self, loader: DataLoader[Any], rank: int) -> None:
         self._of_rank = rank  # torch has a `_rank` of its own
+        loader.check_worker_number_rationality()
         try:
             super().__init__(loader)
-        except BaseException:  # torch would leave the workers that it has started, and fail to end them
+        except BaseException as error:  # torch would leave the workers that it has started, and fail to end them
             self._shutdown = True
             self._kill()
+            workers = f"{loader.num_workers} workers"
+            if isinstance(error, OSError) and (remedy := open_files_remedy(error, "lower num_workers")):
+                raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
+            if isinstance(error, OSError) and error.errno in _UNUSABLE:
+                raise SharedMemoryError(
+                    f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a "
+                    f"{_LOCKS} that is writable and has room (--shm-size), or pass num_workers=0"
+                ) from error
             raise
         self._workers_done_event: Any = _ShutdownEvent(self._workers_done_event, self._workers, self._index_queues)
 
@@ -107,24 +120,3 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             self._worker_pids_set = False
         for worker in getattr(self, "_workers", ()):
             worker.kill()
-
-
-def iterate(groups: DataLoader[Any], rank: int) -> WorkersIterator:
-    """Return an iterator over one of torch's loaders that warns of long waits of a rank, and start its workers.
-
-    Raises `SharedMemoryError` if the locks of their queues cannot be made, and `StorageError` if too many files are
-    open.
-    """
-    groups.check_worker_number_rationality()
-    try:
-        return WorkersIterator(groups, rank)
-    except OSError as error:
-        workers = f"{groups.num_workers} workers"
-        if remedy := open_files_remedy(error, "lower num_workers"):
-            raise StorageError(f"{workers} cannot be started ({error.strerror}){remedy}") from error
-        if error.errno in _UNUSABLE:
-            raise SharedMemoryError(
-                f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a {_LOCKS} "
-                f"that is writable and has room (--shm-size), or pass num_workers=0"
-            ) from error
-        raise
