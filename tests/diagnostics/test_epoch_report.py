@@ -156,11 +156,11 @@ COUNTS = np.array([40, 0, 90, 7, 63, 50])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
 LENGTHS = np.random.default_rng(0).lognormal(3, 1, int(COUNTS.sum())).astype(np.int64).clip(1, 120)
 RULES = [
-    Rule(kind="tokens", budget=150, drops=True),
-    Rule(kind="tokens", budget=150, most=3),
-    Rule(kind="groups", most=4, drops=True),
-    Rule(kind="buckets", most=4, drops=True),
-    Rule(kind="rows", budget=60, most=2),
+    Rule(budget=150, drops=True),
+    Rule(budget=150, most=3),
+    Rule(most=4, drops=True),
+    Rule(most=4, drops=True, buckets="thirds"),
+    Rule(has_rows=True, budget=60, most=2),
 ]
 
 
@@ -181,7 +181,7 @@ def planned(rule: Rule, ranks: int, per_node: int) -> tuple[PlannedEpoch, EpochR
     made = PlannedEpoch(
         rule=rule,
         lengths=lengths,
-        buckets=(lambda shards, samples: samples % 3) if rule.kind == "buckets" else None,
+        buckets=(lambda shards, samples: samples % 3) if rule.buckets else None,
         block_samples=70,
         order=epoch.plan.order,
         world=epoch.world,
@@ -215,8 +215,8 @@ def test_it_counts_what_the_ranks_then_have_of_planned_batches(rule: Rule, ranks
     assert report.balance == pytest.approx(np.mean(balance))
     assert report.fill == pytest.approx(useful / room)
     if rule.budget:
-        assert room == report.batches_per_rank * ranks[0] * rule.budget * (rule.most if rule.kind == "rows" else 1)
-    if rule.kind != "rows":
+        assert room == report.batches_per_rank * ranks[0] * rule.room
+    if not rule.has_rows:
         assert report.samples_repeated == samples.total() - len(samples)
 
 
