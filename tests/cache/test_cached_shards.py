@@ -27,6 +27,7 @@ from tests.support.stores import used, watched
 from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache import chunk_cache
 from wdsdist.cache.chunk_file import CHUNK, room_of
 from wdsdist.cache.folder import LOCKS
 from wdsdist.cache.locks import LockableFile
@@ -239,7 +240,7 @@ def test_a_claim_that_is_never_given_up_is_warned_about_and_an_error_in_time(
         else:
             copy = shards.cache._existing(shards.source.shard(0))  # type: ignore[attr-defined]
             assert copy is not None
-            stack.enter_context(copy.chunks.claimed(np.arange(copy.chunks.num_chunks)))
+            stack.enter_context(copy.claimed(np.arange(copy.num_chunks)))
         stack.enter_context(use_policy(first_warning=0.05, next_warning=0.05))
         lines = stack.enter_context(heard(lambda _: None))
         with pytest.raises(CacheError, match=r"another process has been fetching .*/00\.tar for 0\.3 seconds"):
@@ -261,6 +262,17 @@ def test_what_is_fetched_ahead_ends_between_requests_once_nobody_goes_on(web: We
     web.bytes_of.clear()
     assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: False)  # type: ignore[attr-defined]
     assert tar_bytes(web) == 0
+
+
+def test_a_server_without_ranges_sends_a_whole_shard_once(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_cache, "REQUEST", 8 * CHUNK)
+    with answering(lambda asked: (200, {}, (packed / Path(asked.path).name).read_bytes())) as (url, asked):
+        shards = Shards(Manifest.of(url, wdsdist.open(packed).shards), tmp_path / "cache")
+        assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: True)  # type: ignore[attr-defined]
+        assert sum(request.path.endswith(".tar") for request in asked) <= 3  # the first parts, and all of it
+        assert is_right(shards, 0)
 
 
 class Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from tests.cache.conftest import running
 from wdsdist.cache import chunk_file
-from wdsdist.cache.chunk_file import CHUNK, ChunkFile, chunks_of, joined, runs
+from wdsdist.cache.chunk_file import CHUNK, OpenCopy, chunks_of, joined, runs
 from wdsdist.cache.locks import LockableFile
 
 SIZE = 10 * CHUNK + 5
 CONTENT = np.random.default_rng(0).bytes(SIZE)
+NO_SHARD: Any = None
+"""Of copies whose chunks alone are looked at."""
 
 
 @pytest.fixture
@@ -27,13 +30,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def opened(path: Path) -> ChunkFile:
+def opened(path: Path) -> OpenCopy:
     file = LockableFile(path, writable=True)
     assert file.lock(alone=False)
-    return ChunkFile(file)
+    return OpenCopy(file, NO_SHARD, NO_SHARD)
 
 
-def fill(copy: ChunkFile, start: int, stop: int, *, piece: int = 3000) -> None:
+def fill(copy: OpenCopy, start: int, stop: int, *, piece: int = 3000) -> None:
     with copy.claimed(np.arange(start, stop)) as claim:
         for first, last in claim.ranges:
             for at in range(first, last, piece):

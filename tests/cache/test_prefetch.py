@@ -44,7 +44,7 @@ def ended() -> None:
 
 def is_there(shards: Shards, number: int) -> bool:
     copy = shards.cache._existing(shards.source.shard(number))  # type: ignore[attr-defined]
-    return copy is not None and bool(copy.chunks.map.all())
+    return copy is not None and bool(copy.map.all())
 
 
 def test_all_shards_come_once_the_first_batch_has_its_chunks(shards: Shards, prefetch: Prefetch, web: Web) -> None:

@@ -159,7 +159,7 @@ RULES = [
     Rule(budget=150, drops=True),
     Rule(budget=150, most=3),
     Rule(most=4, drops=True),
-    Rule(most=4, drops=True, buckets="thirds"),
+    Rule(most=4, drops=True, buckets="cls"),
     Rule(has_rows=True, budget=60, most=2),
 ]
 

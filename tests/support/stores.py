@@ -17,7 +17,7 @@ import numpy as np
 from tests.support.faults import Proxy
 from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.cache.chunk_cache import chunks_of_members
-from wdsdist.cache.chunk_file import ChunkFile, room_of
+from wdsdist.cache.chunk_file import OpenCopy, room_of
 from wdsdist.cache.locks import LockableFile
 from wdsdist.shards import checksums
 from wdsdist.shards import index as shard_index
@@ -93,8 +93,8 @@ def strange_copies(folder: Path, stored: Path) -> list[str]:
         with contextlib.suppress(FileNotFoundError, ValueError), LockableFile(path, writable=True) as file:
             if not file.lock(alone=False):
                 continue
-            copy = ChunkFile(file)
             index = shard_index.load(stored / f"{path.name.rpartition('-')[0]}.tar.wdsindex")
+            copy = OpenCopy(file, None, index)  # type: ignore[arg-type]
             there = [
                 member
                 for member in range(len(index.offsets))

@@ -17,7 +17,8 @@ from wdsdist import storage
 from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.cache import chunk_file
-from wdsdist.cache.chunk_cache import ChunkCache, OpenCopy, chunks_of_members, fetched_members
+from wdsdist.cache.chunk_cache import ChunkCache, chunks_of_members, fetched_members
+from wdsdist.cache.chunk_file import OpenCopy
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
 from wdsdist.errors import ShardDamagedError
@@ -52,7 +53,7 @@ class CachedShard(OpenShard):
 
     def hold(self) -> bool:
         """Make the bytes of the copy readable; return false if it was evicted or cut."""
-        if not self.copy.chunks.hold():
+        if not self.copy.hold():
             return False
         if self.content is _RELEASED:
             self.content = self._view()
@@ -87,9 +88,9 @@ class CachedShard(OpenShard):
         owner = None if self._owner is None else self._owner()
         if owner is None:
             # Every view of a member keeps this array alive. To read a view of an evicted copy would kill the process.
-            owner = np.frombuffer(self.copy.chunks.data, np.uint8)
+            owner = np.frombuffer(self.copy.data, np.uint8)
             self._owner = weakref.ref(owner)
-            weakref.finalize(owner, self.copy.chunks.file.unlock).atexit = False
+            weakref.finalize(owner, self.copy.file.unlock).atexit = False
         return owner.data
 
 
@@ -169,10 +170,10 @@ class CachedShards:
             wrong = {}
             for number, chosen in members.items():
                 shard = self._open[number]
-                bad = checksums.wrong(shard.index, chosen, shard.copy.chunks.data)
+                bad = checksums.wrong(shard.index, chosen, shard.copy.data)
                 right = np.setdiff1d(chosen, bad) if len(bad) else chosen
                 shard.is_ready[right] = True
-                if shard.copy.chunks.made < self._opened:
+                if shard.copy.made < self._opened:
                     self.cache.count(bytes_cached=int(shard.index.sizes[right].sum()))
                 if len(bad):
                     wrong[number] = bad
@@ -187,7 +188,7 @@ class CachedShards:
             for number, bad in wrong.items():
                 shard = self._open[number]
                 if attempt == 1 and not self.shard(number).is_compressed:
-                    shard.copy.chunks.map[chunks_of_members(shard.index, bad)] = 0
+                    shard.copy.map[chunks_of_members(shard.index, bad)] = 0
                 else:
                     shard.release()
                     if not shard.copy.is_private:
@@ -244,7 +245,7 @@ class CachedShards:
 
     def _ready(self, number: int, copy: OpenCopy) -> npt.NDArray[np.bool_]:
         """Return which members of a copy this process has verified."""
-        key = number, copy.chunks.made
+        key = number, copy.made
         ready = self._verified.setdefault(key, np.zeros(len(copy.index.offsets), np.bool_))
         self._verified.move_to_end(key)
         if len(self._verified) > _VERIFIED:

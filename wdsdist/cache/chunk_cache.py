@@ -7,6 +7,7 @@ it is there. For a copy that finds no room the batch reads past the cache, into 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 import threading
@@ -14,7 +15,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.host import shard_cache_dir
 from wdsdist.cache import chunk_file, folder
 from wdsdist.cache.catalog import Catalog
-from wdsdist.cache.chunk_file import CHUNK, REQUEST, ChunkFile, Claim
+from wdsdist.cache.chunk_file import CHUNK, REQUEST, Claim, OpenCopy
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
 from wdsdist.cache.locks import LockableFile, pauses
@@ -43,23 +44,6 @@ _CREATING = 1 << 40
 _LONGEST_PAUSE = 0.005
 _LAST_WORD = 5.0
 """Seconds for the store to answer once the wait for another process is over."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenCopy:
-    """A copy of a shard, locked against eviction, and the index of the shard."""
-
-    shard: CopiedShard
-    chunks: ChunkFile
-    index: ShardIndex
-
-    @property
-    def is_private(self) -> bool:
-        """Whether it lies in anonymous memory of this process, because it found no room in the cache."""
-        return self.chunks.file.is_in_memory
-
-    def close(self) -> None:
-        self.chunks.file.close()
 
 
 class ChunkCache:
@@ -138,24 +122,11 @@ class ChunkCache:
         full: list[OpenCopy] = []
         wait = _waiter(deadline)
         while wanted := [
-            (copy, missing)
-            for copy, chunks in wanted
-            if copy not in full and len(missing := copy.chunks.missing(chunks))
+            (copy, missing) for copy, chunks in wanted if copy not in full and len(missing := copy.missing(chunks))
         ]:
-            running, num_full = [], len(full)
-            with contextlib.ExitStack() as stack:
-                for copy, chunks in wanted:
-                    if copy in along:
-                        starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
-                        chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.chunks.size))
-                    claim = stack.enter_context(copy.chunks.claimed(self._sendable(copy, chunks)))
-                    if not self._has_room(copy, claim):
-                        full.append(copy)
-                    elif claim.num_chunks:
-                        running.append((copy, stack.enter_context(self._begin(copy, claim, deadline))))
-                for copy, download in running:
-                    self._finish(copy, download)
-            if not running and len(full) == num_full:
+            num_claimed, without_room = self._fetch_once(wanted, deadline, along)
+            full += without_room
+            if not (num_claimed or without_room):
                 wait(wanted[0][0].shard)
         return full
 
@@ -169,16 +140,12 @@ class ChunkCache:
         """
         deadline = self.deadline()
         with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
-            missing = copy.chunks.missing(_needed_chunks(copy, needs))
+            missing = copy.missing(_needed_chunks(copy, needs))
             while len(missing) and not copy.is_private and goes_on():
-                with copy.chunks.claimed(self._sendable(copy, missing), most=REQUEST // CHUNK) as claim:
-                    if not claim.num_chunks:
-                        break
-                    if not self._has_room(copy, claim):
-                        return False
-                    with self._begin(copy, claim, deadline, is_ahead=True) as download:
-                        self._finish(copy, download)
-                missing = copy.chunks.missing(missing)
+                num_claimed, without_room = self._fetch_once([(copy, missing)], deadline, is_ahead=True)
+                if not num_claimed:
+                    return not without_room
+                missing = copy.missing(missing)
             return not copy.is_private
 
     def fetch_all(self, shard: CopiedShard, needs: Members | None = None) -> None:
@@ -211,10 +178,10 @@ class ChunkCache:
 
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
-        file = copy.chunks.file.again()
+        file = copy.file.again()
         file.move_to_memory()
         chunk_file.initialise(file, copy.index.size, source=copy.shard.source)
-        return OpenCopy(copy.shard, ChunkFile(file), copy.index)
+        return OpenCopy(file, copy.shard, copy.index)
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
         """Return the cached copy of a shard, locked, or ``None``."""
@@ -223,7 +190,7 @@ class ChunkCache:
             file = LockableFile(path, writable=True)
             # A lock on the empty file that another process has just made would keep it from locking it.
             if file.stat().st_size and file.lock(alone=False) and file.is_at(path):
-                return OpenCopy(shard, ChunkFile(file), shard.checked(shard_index.load(beside(path))))
+                return OpenCopy(file, shard, shard.checked(shard_index.load(beside(path))))
         return None
 
     def _create(self, shard: CopiedShard, deadline: storage.Deadline) -> OpenCopy | None:
@@ -256,7 +223,7 @@ class ChunkCache:
                 if not (file.lock(alone=False) and file.is_at(path)):
                     return None
                 self.count(shards_fetched=int(shard.is_remote))
-            return OpenCopy(shard, ChunkFile(file), index)
+            return OpenCopy(file, shard, index)
         except BaseException:
             if not file.is_in_memory:
                 self._give_up(shard, file)
@@ -291,49 +258,60 @@ class ChunkCache:
         file.move_to_memory()
         self.catalog.remove(shard.key)
 
-    def _has_room(self, copy: OpenCopy, claim: Claim) -> bool:
-        """Reserve room for chunks that are claimed, so that each is counted once."""
-        if self.limit is None or copy.is_private or not claim.num_chunks:
-            return True
-        shard = copy.shard
-        return self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.chunks.room)
+    def _fetch_once(
+        self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline, along: Collection[OpenCopy] = (),
+        *, is_ahead: bool = False,
+    ) -> tuple[int, list[OpenCopy]]:  # fmt: skip
+        """Fetch the chunks that nobody else fetches; ahead, about one request of them.
 
-    def _sendable(self, copy: OpenCopy, chunks: Int64s) -> Int64s:
-        """Return the chunks to claim: all, if the server of a shard sends whole files only."""
-        is_whole = copy.shard.location in self._without_ranges
-        return np.arange(copy.chunks.num_chunks) if is_whole else chunks
+        Returns the number of copies that got some, and the copies without room for theirs.
+        """
+        running, without_room = [], []
+        with contextlib.ExitStack() as stack:
+            for copy, chunks in wanted:
+                shard, is_whole = copy.shard, copy.shard.location in self._without_ranges
+                if is_whole:
+                    chunks = np.arange(copy.num_chunks)
+                elif copy in along:
+                    starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
+                    chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.size))
+                most = REQUEST // CHUNK if is_ahead and not is_whole else copy.num_chunks
+                claim = stack.enter_context(copy.claimed(chunks, most=most))
+                if not claim.num_chunks:
+                    continue
+                # What is claimed is reserved by nobody else: so each chunk is counted once.
+                has_room = self.limit is None or copy.is_private
+                if not has_room and not self.catalog.reserve(shard.key, claim.num_chunks * CHUNK, most=copy.room):
+                    without_room.append(copy)
+                    continue
+                ranges = [(0, copy.index.file.size)] if is_whole else claim.ranges
+                write = functools.partial(self._write, claim)
+                download = engine.begin_ranges(
+                    shard.location, ranges, write, shard.options, size=copy.index.file.size, deadline=deadline,
+                    is_ahead=is_ahead,
+                )  # fmt: skip
+                running.append((shard, stack.enter_context(download)))
+            for shard, download in running:
+                try:
+                    self.count(retries=download.result().retries)
+                except StorageError as error:
+                    if error.kind == "length":
+                        raise ShardDamagedError(f"{error}: upload it again") from error
+                    if error.kind != "ranges":
+                        raise
+                    self._without_ranges.add(shard.location)
+        return len(running), without_room
 
-    def _begin(
-        self, copy: OpenCopy, claim: Claim, deadline: storage.Deadline, *, is_ahead: bool = False
-    ) -> engine.Download:
-        """Begin to fetch claimed chunks."""
-        shard, size = copy.shard, copy.index.file.size
-        ranges = [(0, size)] if shard.location in self._without_ranges else claim.ranges
-
-        def write(offset: int, data: memoryview) -> None:
-            self.count(bytes_fetched=len(data))  # first: a batch that finds the chunks there may end the epoch
-            claim.write(offset, data)
-
-        return engine.begin_ranges(
-            shard.location, ranges, write, shard.options, size=size, deadline=deadline, is_ahead=is_ahead
-        )
-
-    def _finish(self, copy: OpenCopy, download: engine.Download) -> None:
-        """Wait for ranges of a shard, and count the retries; note if its server has no ranges."""
-        try:
-            self.count(retries=download.result().retries)
-        except StorageError as error:
-            if error.kind == "length":
-                raise ShardDamagedError(f"{error}: upload it again") from error
-            if error.kind != "ranges":
-                raise
-            self._without_ranges.add(copy.shard.location)
+    def _write(self, claim: Claim, offset: int, data: memoryview) -> None:
+        """Count bytes that have come, and write them: in this order, as a batch that finds them may end the epoch."""
+        self.count(bytes_fetched=len(data))
+        claim.write(offset, data)
 
 
 def _needed_chunks(copy: OpenCopy, needs: Members | None) -> Int64s:
     """Return the chunks of what an epoch needs of a shard: all, unless it is less than half of the shard."""
     members = fetched_members(copy.index, needs)
-    return np.arange(copy.chunks.num_chunks) if members is None else chunks_of_members(copy.index, members)
+    return np.arange(copy.num_chunks) if members is None else chunks_of_members(copy.index, members)
 
 
 def fetched_members(index: ShardIndex, needs: Members | None) -> Int64s | None:

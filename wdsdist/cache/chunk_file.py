@@ -1,4 +1,4 @@
-"""`ChunkFile`: one copy of a shard, a sparse file with a map of the chunks that are there.
+"""`OpenCopy`: one copy of a shard, a sparse file with a map of the chunks that are there.
 
 The file holds the tar, then a header, then a map of one byte a chunk. A byte is set once the bytes of its chunk are
 written. Whoever fetches a chunk locks its number as a byte of the file; the system frees the lock with its process.
@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.locks import LockableFile
+from wdsdist.shards.index import ShardIndex
 
 CHUNK = 4096
 """Bytes of a chunk: a block of the file system, so that a hole takes no space. `bench_remote` compares other sizes."""
@@ -38,20 +40,24 @@ _LONGEST_SOURCE = 100
 """Characters in the header, each of six bytes at most; the catalog has the whole string."""
 
 
-class ChunkFile:
-    """An open copy, locked against eviction.
+class OpenCopy:
+    """An open copy of a shard, locked against eviction.
 
     The lock may be given up and taken again. The maps stay, and keep no lock.
 
     Args:
         file: the open file, with a shared lock.
+        shard: the shard.
+        index: its index.
 
     Raises ``ValueError`` if the file is damaged.
     """
 
-    def __init__(self, file: LockableFile) -> None:
+    def __init__(self, file: LockableFile, shard: CopiedShard, index: ShardIndex) -> None:
         header = header_of(file)
         self.file = file
+        self.shard = shard
+        self.index = index
         self.size: int = header["size"]
         """Bytes of the tar."""
         self.room = room_of(self.size, header["index"])
@@ -65,6 +71,14 @@ class ChunkFile:
             trailer = mmap.mmap(opened.fileno(), _HEADER + self.num_chunks, offset=self.num_chunks * CHUNK)
         self.map: npt.NDArray[np.uint8] = np.frombuffer(trailer, np.uint8)[_HEADER:]
         """uint8 [chunks]: 1 if a chunk is there."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it lies in anonymous memory of this process, because it found no room in the cache."""
+        return self.file.is_in_memory
+
+    def close(self) -> None:
+        self.file.close()
 
     def hold(self) -> bool:
         """Lock the copy again; return false if it was evicted, or is no longer as long as it was."""
@@ -114,7 +128,7 @@ class Claim:
         chunks: int64 [n]: the claimed chunks that are not there, sorted.
     """
 
-    def __init__(self, copy: ChunkFile, file: LockableFile, ranges: list[tuple[int, int]], chunks: Int64s) -> None:
+    def __init__(self, copy: OpenCopy, file: LockableFile, ranges: list[tuple[int, int]], chunks: Int64s) -> None:
         self._copy = copy
         self._file = file
         self._chunks = runs(chunks)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
 
 SHARDS = """\
-SHARDS is a folder or URL with an index.json, a view, one or more .tar files, a pattern such as 'train-{000..127}.tar',
-or @FILE, a list of names. Compressed shards are decompressed once per node, into the cache.
+SHARDS is a folder or URL with an index.json, a view, one or more .tar files, or a pattern such as
+'train-{000..127}.tar'. Compressed shards are decompressed once per node, into the cache.
 """
 _ACCESS = f"{__name__}.access"
 

@@ -10,7 +10,7 @@ import click
 
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.cli.options import command, number_option, of_shards, opened
-from wdsdist.cli.output import say
+from wdsdist.cli.output import contents, say
 
 
 @command(
@@ -36,8 +36,7 @@ def view(shards: tuple[str, ...], port: int, host: str, with_token: bool) -> Non
     shown = server.View(manifest, [*map(storage.shown, shards)])
     token = secrets.token_urlsafe(18) if with_token or host not in server.LOOPBACK else ""
     with server.Server(shown, host=host, port=port, token=token) as serving, contextlib.suppress(KeyboardInterrupt):
-        samples, shards_in_all = counted(manifest.num_samples, "sample"), counted(len(manifest.counts), "shard")
-        say(f"{serving.url} shows {samples} in {shards_in_all}")
+        say(f"{serving.url} shows {contents(manifest)}")
         say("ends with Ctrl-C", err=True)
         serving.serve_forever()
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 16 << 20
 """Bytes of a member that is read for a field, decompressed."""
 JSON = frozenset(["json", "jsn"])
-_INTEGERS = frozenset(["cls", "cls2", "index", "inx", "id"])
+INTEGERS = frozenset(["cls", "cls2", "index", "inx", "id"])
 _HEADER = 16 << 10
 """Bytes of a member that are read first for its header: photographs with metadata have it within these."""
 _GROWTH = 16
@@ -87,7 +87,7 @@ def _member(head: Head) -> Any:
         while name.endswith(".gz"):
             data, name = compression.unzip(data, MOST_BYTES), name[:-3]
         kind = kind_of(name)
-        return json.loads(data) if kind in JSON else int(data) if kind in _INTEGERS else data.decode()
+        return json.loads(data) if kind in JSON else int(data) if kind in INTEGERS else data.decode()
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except (SampleError, EOFError, zlib.error) as error:

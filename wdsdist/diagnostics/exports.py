@@ -30,8 +30,6 @@ _ENERGON_VERSION = "7.4.1"
 _SPLITS = ("train", "val", "test")
 FORMATS = ("dali", "energon", "wids", "timm")
 """The formats that `export` writes."""
-_STREAMED = re.compile(r"(?:gz|bz2?|xz)(?:\?|$)", re.IGNORECASE)
-"""Suffixes of compressed tars that Python's tarfile can read, and so webdataset, which timm uses."""
 
 
 def export(
@@ -73,7 +71,7 @@ def export(
     if manifest.whole is not manifest:
         raise ArgumentError(f"{format} lists whole shards, not the samples of a view: `wdsdist pack` the view first")
     for number, shard in enumerate(manifest.shards):
-        if shard.is_compressed and not (format == "timm" and _STREAMED.search(shard.name)):
+        if shard.is_compressed and not (format == "timm" and re.search(r"gz(?:\?|$)", shard.name, re.IGNORECASE)):
             name = manifest.shown_name(number)
             raise ArgumentError(f"{format} cannot read {name}, which is compressed: decompress it to a plain .tar")
     if manifest.key_rule != FIRST_DOT and format != "dali":

@@ -33,8 +33,6 @@ _IDLE = 5.0
 """Seconds that a thread without work waits for more."""
 _ATTEMPTS_AHEAD = 4
 """Attempts at what is fetched ahead; then its thread is free for other requests, and its chunks for a batch."""
-_LOOKS = 10
-"""Looks of the consumer at its request before the first warning is due."""
 _FLOWS = 1 << 20
 """Bytes between two warnings of a download that makes progress, which needs none; nor does an upload without error."""
 _LEAST = 1.0
@@ -142,8 +140,8 @@ class Download:
         wait, before = LongWait(), 0
         with self, self._changed:
             while self._left and self._error is None and time.monotonic() < end:
-                self._changed.wait(min(policy.first_warning / _LOOKS, max(0.0, end - time.monotonic())))
-                if not self._is_ahead and wait.is_due():
+                self._changed.wait(max(0.0, min(wait.due, end) - time.monotonic()))
+                if wait.is_due() and not self._is_ahead:
                     if self._bytes - before < _FLOWS and (self._verb != "written" or self._attempts.failures):
                         wait.warn(self._location, *self._progress())
                     before = self._bytes

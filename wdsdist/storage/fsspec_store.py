@@ -14,12 +14,12 @@ from typing import IO, Any
 from wdsdist.storage.failures import Failure
 from wdsdist.storage.store import Entry, Sink
 from wdsdist.storage.urls import StorageOptions, options_for, scheme, shown, split
+from wdsdist.storage.waiting import policy
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
            "hf": "hf"}  # fmt: skip
 _LOGIN = re.compile(r"[^/]*@|(?!arn:)[^/]*:")
 """Credentials before a bucket; a secret may hold a slash."""
-_STALL = 20.0  # seconds
 _POOL = 128
 """Connections that a client may hold; more than there are threads, or requests would wait unseen."""
 _STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "mtime", "LastModified", "Last-Modified",
@@ -115,7 +115,7 @@ def fsspec_store(location: str, options: StorageOptions | None) -> tuple[FsspecS
         )
     given, reading = options_for(location, options), {}
     if kind in ("s3", "s3a"):
-        ours = {"max_pool_connections": _POOL, "read_timeout": _STALL, "retries": {"total_max_attempts": 1}}
+        ours = {"max_pool_connections": _POOL, "read_timeout": policy.stall, "retries": {"total_max_attempts": 1}}
         given["config_kwargs"] = {**ours, **given.get("config_kwargs", {})}
         reading = {"max_concurrency": 1}  # else s3fs asks for the size first, to take the file in parts
     try:

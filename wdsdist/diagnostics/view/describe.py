@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, extension_of
-from wdsdist.curation.fields import array_layout
+from wdsdist.curation.fields import INTEGERS, JSON, array_layout
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
 from wdsdist.samples.images.decode import EncodedImage, Head, Pixels
@@ -45,8 +45,8 @@ MEDIA = {
 _KINDS = {
     **{name: media.partition("/")[0] for name, media in MEDIA.items()},
     **dict.fromkeys((*IMAGE_TYPES, *RARE_IMAGE_TYPES, "ico", "tga"), "image"),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "number"),
-    **dict.fromkeys(("json", "jsn"), "json"),
+    **dict.fromkeys(INTEGERS, "number"),
+    **dict.fromkeys(JSON, "json"),
     **dict.fromkeys(("mp", "msg", "npz"), "tree"),
     **dict.fromkeys(("pkl", "pickle", "pyd", "pth", "pt"), "pickle"),
     **dict.fromkeys(("txt", "text", "transcript"), "text"),
