@@ -19,16 +19,15 @@ from tests.support import media, photos
 from tests.support.tars import npy_bytes
 from wdsdist.curation.fields import array_layout, image_size
 from wdsdist.media.containers import recording
-from wdsdist.samples.images.decode import Head
 
 av = pytest.importorskip("av")
 
 
-def read(parse: Callable[[Head], Any], data: bytes, first: int = 1 << 30) -> Any:
+def read(parse: Callable[[memoryview, int, str], Any], data: bytes, first: int = 1 << 30) -> Any:
     """Parse a member of which more and more is there, until its header is."""
     for length in (*range(min(first, len(data)), len(data), max(1, len(data) // 4)), len(data)):
         try:
-            return parse(Head(memoryview(data)[:length], len(data)))
+            return parse(memoryview(data)[:length], len(data), "")
         except ValueError:
             if length == len(data):
                 raise

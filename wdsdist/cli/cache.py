@@ -111,14 +111,14 @@ def warm(
     """
     import numpy as np
 
-    from wdsdist._util.pools import completed, pool
+    from wdsdist._util.pools import pool
     from wdsdist.cache.cached_shards import CachedShards
     from wdsdist.cache.chunk_cache import ChunkCache
     from wdsdist.diagnostics.epoch_report import epoch_of
     from wdsdist.distributed.identity import identity
     from wdsdist.samples.fields import Fields
     from wdsdist.sampling.shard_schedule import check_limit, copy_sizes
-    from wdsdist.shards.progress import ShardsProgress
+    from wdsdist.shards.progress import reported
     from wdsdist.shards.source import CacheOptions, picks_of
 
     manifest = opened(*shards)
@@ -152,22 +152,18 @@ def warm(
     def fetch(shard: int) -> None:
         cache.fetch_all(source.shard(shard), Fields(None).of_epoch(picks_of(manifest, shard)))
 
-    total, done = int(sizes[[*first]].sum()), list[int]()
     # What is needed sooner is not evicted for the rest.
     cache.catalog.expect("warm", 0, {source.shard(shard).key: number for number, shard in enumerate(first)})
     try:
         with meter("fetching", quiet=quiet) as show, pool(None, max(1, len(first)), remote=True) as executor:
             futures = {executor.submit(fetch, shard): shard for shard in first}
-            for future in completed(futures):
-                future.result()
-                done.append(futures[future])
-                in_bytes, samples = int(sizes[done].sum()), int(manifest.counts[done].sum())
-                show(ShardsProgress(len(done), len(first), in_bytes, total, samples))
+            for _ in reported(futures, sizes, manifest.counts, show):
+                pass
     finally:
         cache.catalog.expect("warm", 0, {})
     if not quiet:
         now = human(source.counters().bytes_fetched)
-        say(f"warm: {counted(len(first), 'shard')}, {human(total)}; {now} were fetched now")
+        say(f"warm: {counted(len(first), 'shard')}, {human(int(sizes[[*first]].sum()))}; {now} were fetched now")
 
 
 for _command in (warm, info, clean):

@@ -19,16 +19,16 @@ from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
-from wdsdist._util.pools import Carried, completed, pool
+from wdsdist._util.pools import Carried, pool
 from wdsdist._util.validation import counted, hint
 from wdsdist.curation.column_file import KEY, file_name, is_free
 from wdsdist.curation.columns import members_of
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
 from wdsdist.packing.tables import arrays
-from wdsdist.samples.images.decode import EncodedImage, Head
+from wdsdist.samples.images.decode import EncodedImage
 from wdsdist.samples.member_reader import open_source
-from wdsdist.shards.progress import Report, ShardsProgress
+from wdsdist.shards.progress import Report, reported
 from wdsdist.shards.shard_indexes import extensions_in, shard_index
 from wdsdist.shards.source import CacheOptions, OpenShard
 from wdsdist.storage import compression
@@ -78,11 +78,11 @@ def value_at(value: Any, path: Sequence[str]) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
 
 
-def _member(head: Head) -> Any:
+def _member(content: memoryview, size: int, extension: str) -> Any:
     """Return the value of a small member: a JSON value, an integer, or a string. Raises ``ValueError``."""
-    if head.size > MOST_BYTES:
-        raise ValueError(f"it has {head.size:,} bytes, more than the {MOST_BYTES:,} of a small member")
-    data, name = head(0, head.size), head.extension.lower()
+    if size > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than the {MOST_BYTES:,} of a small member")
+    data, name = bytes(content), extension.lower()
     try:
         while name.endswith(".gz"):
             data, name = compression.unzip(data, MOST_BYTES), name[:-3]
@@ -94,27 +94,29 @@ def _member(head: Head) -> Any:
         raise ValueError(str(error)) from None
 
 
-def array_layout(head: Head) -> NpyLayout:
+def array_layout(start: memoryview, size: int, *_: object) -> NpyLayout:
     """Return the dtype and shape of a ``.npy`` file. Raises ``ValueError`` for anything else."""
-    end = npy_header_length(head(0, min(NPY_PREFIX, head.size)))
-    layout = npy_layout(head(0, end)) if end <= head.size else None
+    end = npy_header_length(bytes(start[:NPY_PREFIX]))
+    layout = npy_layout(bytes(start[:end])) if end <= len(start) else None
     if layout is None or not layout.is_possible:
         raise ValueError("it does not have the header of a .npy file")
-    if end + layout.num_bytes > head.size:
+    if end + layout.num_bytes > size:
         raise ValueError(f"it is cut short: its header announces {layout.num_bytes:,} bytes")
     return layout
 
 
-def image_size(head: Head) -> tuple[int, int]:
+def image_size(start: memoryview, *_: object) -> tuple[int, int]:
     """Return (width, height) of an image once it is upright.
 
     Raises ``ValueError`` if its header is longer than the bytes read so far, and for anything else than an image.
     """
     extra("PIL", "images", "the size of images")
-    return EncodedImage(head.data).size
+    return EncodedImage(start).size
 
 
-_PROBES: dict[str, tuple[Callable[[Head], Any], Callable[[Any], Any]]] = {
+_Parse = Callable[[memoryview, int, str], Any]
+"""Parses a member by its first bytes, its size and its extension."""
+_PROBES: dict[str, tuple[_Parse, Callable[[Any], Any]]] = {
     "width": (image_size, lambda size: size[0]),
     "height": (image_size, lambda size: size[1]),
     "shape": (array_layout, lambda layout: json.dumps(list(layout.shape))),
@@ -133,7 +135,7 @@ class _Reading(NamedTuple):
 
     extensions: tuple[str, ...]
     """In lower case; if a sample has several of them, the first counts."""
-    parse: Callable[[Head], Any]
+    parse: _Parse
     """Parses a member, or its header; several columns may take values from the result."""
     value: Callable[[Any], Any]
     """Takes the value of the column out of what ``parse`` returns."""
@@ -203,23 +205,14 @@ def read_all(
         return {}
     made: dict[int, dict[str, Any]] = {}
     unreadable: dict[str, list[str]] = {name: [] for name in fields}
-
-    def report() -> None:
-        if progress:
-            sizes, done = data.sizes.clip(0), list(made)
-            in_bytes = int(sizes[done].sum()), int(sizes[shards].sum())
-            progress(ShardsProgress(len(done), len(shards), *in_bytes, int(data.counts[done].sum())))
-
-    report()
     carried = Carried((data, fields))
     is_remote = any(storage.is_remote(data.location(shard)) for shard in shards)
     with pool(workers, len(shards), remote=is_remote) as executor:
         futures = {executor.submit(_read, carried, shard): shard for shard in shards}
-        for future in completed(futures):
-            made[futures[future]], reasons = future.result()
+        for shard, (columns, reasons) in reported(futures, data.sizes, data.counts, progress):
+            made[shard] = columns
             for name in fields:
                 unreadable[name] += reasons[name]
-            report()
     for name in filter(unreadable.get, fields):
         samples, first = counted(len(unreadable[name]), "sample"), min(unreadable[name])
         _log.warning("%s: the members of %s cannot be read, and have no value, such as %s", name, samples, first)
@@ -267,7 +260,7 @@ def _needed(members: Iterable[Int64s]) -> Int64s:
     return np.setdiff1d(np.concatenate([np.zeros(0, np.int64), *members]), [-1])
 
 
-def _parsed(shard: OpenShard, member: int, parse: Callable[[Head], Any]) -> Any:
+def _parsed(shard: OpenShard, member: int, parse: _Parse) -> Any:
     """Parse a member by its first bytes, and fetch more of them if they are too few for its header.
 
     Raises ``ValueError`` and `ExtraMissingError`.
@@ -278,7 +271,7 @@ def _parsed(shard: OpenShard, member: int, parse: Callable[[Head], Any]) -> Any:
     fetched = size if parse in _WHOLE else min(size, _HEADER)
     while True:
         try:
-            return parse(Head(shard.content[offset : offset + fetched], size, extension))
+            return parse(shard.content[offset : offset + fetched], size, extension)
         except (ValueError, ExtraMissingError):
             if fetched == size:
                 raise

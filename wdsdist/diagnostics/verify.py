@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.files import lies_in, mapped, sha256
 from wdsdist._util.host import temporary_dir
-from wdsdist._util.pools import Carried, completed, pool
+from wdsdist._util.pools import Carried, pool
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import (
     ArgumentError,
@@ -36,7 +36,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest import Manifest, Shard
 from wdsdist.shards.open import Location, Shards
 from wdsdist.shards.open import open as open_shards
-from wdsdist.shards.progress import ShardsProgress
+from wdsdist.shards.progress import ShardsProgress, reported
 from wdsdist.shards.quarantine import BadEntry, Quarantine
 from wdsdist.shards.shard_indexes import regular
 from wdsdist.shards.source import OpenShard
@@ -141,20 +141,15 @@ def verify(
     whole = manifest.whole
     numbers = np.flatnonzero((manifest.counts > 0) | (manifest is whole)).tolist()  # a view may have none of a shard
     check = Carried(_Check(whole, deep, named, "" if quarantine is None else checked_path(quarantine)))
-    sizes, damage = whole.sizes.clip(0), dict[int, list[Damage]]()
+    damage = dict[int, list[Damage]]()
 
-    def report() -> None:
+    def report(state: ShardsProgress) -> None:
         if progress:
-            done, damaged = list(damage), sum(map(bool, damage.values()))
-            size, samples = int(sizes[done].sum()), int(whole.counts[done].sum())
-            progress(ShardsProgress(len(done), len(numbers), size, int(sizes[numbers].sum()), samples, damaged=damaged))
+            progress(replace(state, damaged=sum(map(bool, damage.values()))))
 
-    report()
     with pool(workers, len(numbers)) as executor:
         futures = {executor.submit(_check, check, number): number for number in numbers}
-        for future in completed(futures):
-            damage[futures[future]] = future.result()
-            report()
+        damage.update(reported(futures, whole.sizes, whole.counts, report))
     return [problem for number in numbers for problem in damage[number]]
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from wdsdist._util.extras import extra
 from wdsdist.errors import SampleError, WdsdistError
-from wdsdist.samples.images.decode import Head
 
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,flv,ogg,flac,mp3,aac,ac3,wav,w64,aiff,au,caf,amr,"
@@ -238,14 +237,14 @@ class Recording(NamedTuple):
     """Frames of the first video stream; without video, samples of one channel."""
 
 
-def recording(head: Head) -> Recording:
+def recording(data: memoryview, *_: object) -> Recording:
     """Return the length of audio or video, whose bytes are all read.
 
     Raises ``ValueError`` for anything else, and `ExtraMissingError` without PyAV.
     """
-    with opened(head.data, "the length of audio and video") as container:
+    with opened(data, "the length of audio and video") as container:
         kind = "audio" if first_stream(container, "video") is None else "video"
-        track = Track(container, kind, len(head.data))
+        track = Track(container, kind, len(data))
         stream, seconds = track.stream, container.duration and container.duration / _UNIT
         if stream.duration is not None and (kind == "audio" or seconds is None):
             seconds = float(stream.duration * track.tick)

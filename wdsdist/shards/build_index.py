@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import json
 import logging
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from wdsdist import storage
 from wdsdist._util.files import writing
-from wdsdist._util.pools import completed, pool
+from wdsdist._util.pools import pool
 from wdsdist._util.validation import check_callable, check_integer
 from wdsdist.errors import (
     ArgumentError,
@@ -32,7 +31,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.interop import find_splits, tars_in, warn_of_splits
 from wdsdist.shards.manifest import Manifest, Shard, check_location, index_json
 from wdsdist.shards.open import Location, expand
-from wdsdist.shards.progress import Report, ShardsProgress
+from wdsdist.shards.progress import ShardsProgress, reported
 from wdsdist.shards.scan import check_fields
 from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import check_rule
@@ -41,8 +40,8 @@ _OUTPUT = "name a local folder for the indexes as output"
 
 _log = logging.getLogger("wdsdist")
 
-_Indexed = ShardIndex | ShardDamagedError
-"""The index of a tar, or why it has none."""
+Line = dict[str, str | None]
+"""One line of the report: what was left out, and why."""
 
 
 def index(
@@ -112,10 +111,16 @@ def index(
     known = _known(origin, locations, options)
     index_tar = functools.partial(_index_tar, target=target, skip=on_error == "skip", key=key, options=options)
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
-        indexes = _index_all(executor, index_tar, locations, options, progress)
-    pairs = [(shard, index) for shard, index in zip(names, indexes, strict=True) if isinstance(index, ShardIndex)]
+        sizes = [entry.size for entry in executor.map(functools.partial(storage.stat, options=options), locations)]
+        futures = {executor.submit(index_tar, *job): n for n, job in enumerate(zip(locations, sizes, strict=True))}
+        indexed = dict(reported(futures, sizes, lambda result: result[0].num_samples if result[0] else 0, progress))
+    pairs = [(shard, index) for n, shard in enumerate(names) if (index := indexed[n][0]) is not None]
     check_fields(storage.shown(target), (index for _, index in pairs))
-    left_out = _all_left_out(target, locations, indexes)
+    left_out = [line for n in range(len(names)) for line in indexed[n][1]]
+    if left_out and not any(index.num_samples for _, index in pairs):
+        raise ShardDamagedError(
+            f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: fetch the tars again"
+        )
     notes = _notes([index for _, index in pairs], key)
     if left_out:
         notes |= {"left_out": len(left_out), "on_error": on_error}
@@ -256,64 +261,26 @@ def _write(location: str, content: bytes, options: storage.StorageOptions) -> No
         raise DestinationError(f"{error}: {_OUTPUT}") from error
 
 
-def _index_all(
-    executor: concurrent.futures.Executor,
-    index_tar: Callable[[str, int], _Indexed],
-    locations: list[str],
-    options: storage.StorageOptions,
-    progress: Report,
-) -> list[_Indexed]:
-    """Index all tars concurrently; return the indexes in the order of the tars, or why one has none."""
-    sizes = [entry.size for entry in executor.map(functools.partial(storage.stat, options=options), locations)]
-    jobs = enumerate(zip(locations, sizes, strict=True))
-    futures = {executor.submit(index_tar, *job): number for number, job in jobs}
-    indexes: dict[int, _Indexed] = {}
-    total = sum(max(size, 0) for size in sizes)
-    bytes_done = samples_done = 0
-    if progress:
-        progress(ShardsProgress(0, len(locations), 0, total, 0))
-    for future in completed(futures):
-        index = indexes[futures[future]] = future.result()
-        if isinstance(index, ShardIndex):
-            bytes_done += index.file.size
-            samples_done += index.num_samples
-        if progress:
-            progress(ShardsProgress(len(indexes), len(locations), bytes_done, max(total, bytes_done), samples_done))
-    return [indexes[number] for number in range(len(locations))]
-
-
 def _index_tar(
     location: str, size: int, *, target: str, skip: bool, key: str, options: storage.StorageOptions
-) -> _Indexed:
-    """Index a tar and write its index below the target; with ``skip``, return the error of a damaged tar."""
+) -> tuple[ShardIndex | None, list[Line]]:
+    """Index a tar and write its index below the target; with ``skip``, a damaged tar has none.
+
+    Also returns the lines of the report.
+    """
+    shard = storage.shown(storage.split(location)[1])
     try:
         if storage.is_remote(location):
             index = scan.scan_remote(location, size, options, skip=skip, key_rule=key)
         else:
             index = scan.scan_shard(Path(location), skip=skip, key_rule=key)
     except ShardDamagedError as error:
-        if skip:
-            return error
-        raise
+        if not skip:
+            raise
+        reason = str(error).replace(storage.shown(location), shard)  # the report may move with the tars
+        return None, [{"key": None, "shard": shard, "reason": reason}]
     _write(storage.join(target, shard_index.index_name(location, target)), shard_index.dumps(index), options)
-    return index
-
-
-def _all_left_out(target: str, locations: list[str], indexes: list[_Indexed]) -> list[dict[str, str | None]]:
-    """Return the lines of the report. Raises `ShardDamagedError` if no sample is left."""
-    lines: list[dict[str, str | None]] = []
-    for location, index in zip(locations, indexes, strict=True):
-        shard = storage.shown(storage.split(location)[1])
-        if isinstance(index, ShardIndex):
-            lines += [{"key": key or None, "shard": shard, "reason": reason} for key, reason in index.left_out]
-        else:
-            reason = str(index).replace(storage.shown(location), shard)  # the report may move with the tars
-            lines.append({"key": None, "shard": shard, "reason": reason})
-    if lines and not any(index.num_samples for index in indexes if isinstance(index, ShardIndex)):
-        raise ShardDamagedError(
-            f"no sample for {storage.shown(target)} is left: {lines[0]['reason']}: fetch the tars again"
-        )
-    return lines
+    return index, [{"key": key or None, "shard": shard, "reason": reason} for key, reason in index.left_out]
 
 
 def _notes(indexes: list[ShardIndex], key: str) -> dict[str, Any]:

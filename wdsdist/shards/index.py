@@ -164,7 +164,8 @@ def places(location: str, base: str) -> list[str]:
     >>> places("/data/0.tar", "/data"), places("/data/0.tar", "/own")
     (['/data/0.tar.wdsindex'], ['/own/data/0.tar.wdsindex', '/data/0.tar.wdsindex'])
     """
-    return list(dict.fromkeys([storage.join(base, index_name(location, base)), storage.beside(location, SUFFIX)]))
+    path, mark, query = location.partition("?") if storage.is_remote(location) else (location, "", "")
+    return list(dict.fromkeys([storage.join(base, index_name(location, base)), f"{path}{SUFFIX}{mark}{query}"]))
 
 
 def dumps(index: ShardIndex) -> bytes:

@@ -8,7 +8,6 @@ the location in the message, without its credentials. `storage.engine` fetches r
 from wdsdist.storage.store import Entry, delete, list, put, read, read_until, stat, upload  # noqa: A004 - the verb
 from wdsdist.storage.urls import (
     StorageOptions,
-    beside,
     is_read_only,
     is_remote,
     join,
@@ -25,6 +24,6 @@ PASSING = frozenset({"timeout", "unreachable", "broken", "busy"})
 """The kinds of a `StorageError` of a store that is away for now."""
 
 __all__ = [
-    "PASSING", "Deadline", "Entry", "StorageOptions", "beside", "delete", "is_read_only", "is_remote", "join", "list",
+    "PASSING", "Deadline", "Entry", "StorageOptions", "delete", "is_read_only", "is_remote", "join", "list",
     "local_path", "named", "normalise", "put", "read", "read_until", "scheme", "shown", "split", "stat", "upload",
 ]  # fmt: skip

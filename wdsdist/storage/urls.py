@@ -101,16 +101,6 @@ def split(location: str) -> tuple[str, str]:
     return folder or "/", name
 
 
-def beside(location: str, suffix: str) -> str:
-    """Return the location of the file beside another one that has its name with a suffix.
-
-    >>> beside("https://host/00.tar?signature=x", ".index")
-    'https://host/00.tar.index?signature=x'
-    """
-    path, mark, query = location.partition("?") if is_remote(location) else (location, "", "")
-    return f"{path}{suffix}{mark}{query}"
-
-
 def local_path(location: str) -> Path:
     """Return the path of a location that is not remote."""
     return Path(_of_file_url(location))

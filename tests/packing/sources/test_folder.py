@@ -123,10 +123,10 @@ def test_files_of_a_key_come_together_whatever_stands_between_their_names(tmp_pa
 
 class TestClassFolders:
     def test_folders_become_numbered_classes(self, tmp_path: Path) -> None:
-        fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt", "README.md")
+        fill(tmp_path, "cat/1.jpg", "Zebra/x/2.PNG", "dog/1.jpg", "dog/1.txt", "README.md", "top.jpg")
         source = find(tmp_path, class_folders=True)
         assert source.contents.notes["classes"] == ["Zebra", "cat", "dog"]
-        assert source.contents.notes["skipped"] == {"file beside the class folders, such as README.md": 1}
+        assert source.contents.notes["skipped"] == {"file beside the class folders, such as README.md": 2}
         labels = {key: found["cls"] for key, found in members(source).items()}
         assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
         assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]

@@ -63,12 +63,11 @@ FILES: list[Case] = [
     case({"list.json": "[]"}, r"list\.json is of no kind that .* becomes JSON Lines by `jq", "list.json"),
     # Class folders
     case({"train/1.jpg": "", "val/1.jpg": ""}, "holds the splits train, val: pack each into a", class_folders=True),
-    case({"a/1.jpg": "", "top.jpg": ""}, r"holds top\.jpg beside the class folders", class_folders=True),
     case({"1.jpg": "", "2.jpg": ""}, "holds no sample .*, because no file lies in a class folder", class_folders=True),
-    case({"a/1.jpg": "", "a/1.cls": ""}, r"a/1\.cls gives a class already", class_folders=True),
+    case({"a/1.jpg": "", "a/1.cls": ""}, "holds cls files, which give classes already", class_folders=True),
     case({"a/1.jpg": "", "b/.1.jpg": ""}, r"class folder .*/b holds no sample", class_folders=True),
     # WebDataset shards
-    case({"0.tar": plain_tar([("1.txt", b"")]), "photo.jpg": ""}, r"holds 1 tar files, such as 0\.tar, beside others"),
+    case({"0.tar": plain_tar([("1.txt", b"")]), "photo.jpg": ""}, r"holds 1 files of many .*, such as 0\.tar: pack"),
     case({"0.tar": plain_tar([("a/../../x.txt", b"")])}, "a key is a string, a path of parts that are not empty"),
     # IDX sets
     case(images(WHOLE[:-7]), r"x-images-idx3-ubyte is not .* reshape array of size 53 into shape \(5,4,3\)\): fetch"),

@@ -413,7 +413,7 @@ def test_a_folder_or_a_pattern_of_files_is_one_table(tmp_path: Path, suffix: str
         f"{number - 10:09d}": found for number, found in enumerate(everything.values()) if number >= 10
     }
     write(folder / f"test-0{suffix}", table(2))
-    with pytest.raises(SourceError, match=r"holds files of test and train: name one split, as in '.*/test\*"):
+    with pytest.raises(SourceError, match=r"holds files of test and train: name one split, as in '.*/\*test\*"):
         find(folder)
 
 

@@ -17,7 +17,6 @@ from wdsdist._util.validation import human
 from wdsdist.curation.fields import image_size
 from wdsdist.diagnostics.view import describe
 from wdsdist.errors import WdsdistError
-from wdsdist.samples.images.decode import Head
 from wdsdist.samples.member_reader import MemberReader
 
 _STYLE = Path(__file__).parent / "static" / "view.css"
@@ -55,7 +54,7 @@ def lines(reader: MemberReader, numbers: Iterable[int], style: describe.Style) -
             if about["kind"] == "image":
                 try:
                     data = reader.read(sample, member)
-                    words = "{} x {}".format(*image_size(Head(memoryview(data), len(data))))
+                    words = "{} x {}".format(*image_size(memoryview(data)))
                 except WdsdistError as error:
                     words = f"error: {error}"
             else:

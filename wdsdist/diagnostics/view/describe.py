@@ -24,7 +24,7 @@ from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES, extension_of
 from wdsdist.curation.fields import INTEGERS, JSON, array_layout
 from wdsdist.errors import SampleError, WdsdistError
 from wdsdist.samples.codecs import DECODERS, missing_package, read_npy
-from wdsdist.samples.images.decode import EncodedImage, Head, Pixels
+from wdsdist.samples.images.decode import EncodedImage, Pixels
 from wdsdist.storage import compression
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
         note = "a pickle, which is not loaded" if kind == "pickle" else ""
         return {"kind": "bytes", "hex": read(0, min(size, limits.bytes)).hex(" "), "note": note}
     if kind == "npy" and size > _MOST_BYTES:
-        layout = array_layout(Head(memoryview(read(0, min(size, _NPY_HEADER))), size))
+        layout = array_layout(memoryview(read(0, min(size, _NPY_HEADER))), size)
         return {"kind": "array", "dtype": str(layout.dtype), "shape": list(layout.shape), "has_picture": False}
     if size > _MOST_BYTES:
         return {"kind": "bytes", "hex": "", "note": f"{size:,} bytes, more than the {_MOST_BYTES:,} that are decoded"}

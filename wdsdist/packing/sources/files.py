@@ -238,27 +238,21 @@ def _find_classes(
     If the options say so, the ``folders`` directly under the root are the classes, sorted as in torchvision's
     ``ImageFolder``; else there are no classes (``None``).
 
-    Raises `SourceError` for folders that cannot be classes, and for data beside them.
+    Raises `SourceError` for a folder without a sample, and for files that give classes already.
     """
     if not options.class_folders:
         return None, np.empty(0, np.int64)
-    index, is_inside = listing.index, [folder != "" for folder in listing.folders]
-    in_folders = np.repeat(is_inside, np.diff(listing.folder_samples))
-    inside = np.repeat(in_folders, np.diff(index.sample_starts))
-    stray = np.flatnonzero(~in_folders)
-    data = np.isin(index.extension_ids, index.extension_ids[inside]) & ~inside
-    if data.any():
-        problem = f"{label} holds {listing.path(int(data.argmax()))} beside the class folders"
-        raise SourceError(f"{problem}: move it into one of them, or pack with {given('class_folders', False)}")
-    labels = np.array([extension.lower() == "cls" for extension in index.extensions], np.bool_)[index.extension_ids]
-    if labels.any():
-        problem = f"{label}/{listing.path(int(labels.argmax()))} gives a class already"
-        raise SourceError(f"{problem}: pack with {given('class_folders', False)}")
+    if "cls" in map(str.lower, listing.index.extensions):
+        raise SourceError(
+            f"{label} holds cls files, which give classes already: pack with {given('class_folders', False)}"
+        )
     filled = {folder.partition("/")[0] for folder in listing.folders} - {""}
     if options.classes is None and (empty := sorted(set(folders) - filled)):
         problem = f"class folder {label}/{empty[0]} holds no sample, and its number would shift the classes after it"
         raise SourceError(f"{problem}: remove it, or pack with {given('class_folders', False)}")
     known = options.classes or ()
+    is_stray = [folder == "" for folder in listing.folders]
+    stray = np.flatnonzero(np.repeat(is_stray, np.diff(listing.folder_samples)))
     return (*known, *sorted(filled - set(known))), stray
 
 
@@ -294,10 +288,7 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
         try:
             with os.scandir(os.fsencode(root) + b"/" + path) as entries:
                 for entry in entries:
-                    if not entry.name.startswith(b"."):
-                        todo += _add(files, path, entry, above)
-                    else:
-                        files.skipped[HIDDEN] += 1
+                    todo += _add(files, path, entry, above)
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, f"{root}/")
@@ -312,6 +303,9 @@ def _add(
     files: Files, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]]
 ) -> list[tuple[bytes, frozenset[tuple[int, int]]]]:
     """Add a directory entry: a file to the files, of a folder return its path and the identities to list it with."""
+    if entry.name.startswith(b"."):
+        files.skipped[HIDDEN] += 1
+        return []
     inner = path + entry.name
     name = decoded(inner)
     is_member = split_name(name) is not None

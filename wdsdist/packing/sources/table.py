@@ -131,16 +131,10 @@ def together(
         is_alone = all(name.lower().endswith((*suffixes, *NOTES)) for name in visible)
         if not chosen or kind not in (None, several) or not (pattern or kind or is_alone):
             continue
-        splits: dict[str, str] = {}
-        for name in chosen:
-            if match := _SPLIT.search(name):
-                splits.setdefault(match[1], name)
+        splits = sorted({match[1] for name in chosen if (match := _SPLIT.search(name))})
         if len(splits) > 1:
-            first = next(iter(splits))
-            example = splits[first].partition(first)[0] + first + "*" + Path(splits[first]).suffix
-            raise SourceError(
-                f"{label} holds files of {' and '.join(splits)}: name one split, as in '{folder}/{example}'"
-            )
+            example = f"{folder}/*{splits[0]}*{Path(chosen[0]).suffix}"
+            raise SourceError(f"{label} holds files of {' and '.join(splits)}: name one split, as in '{example}'")
         return several, chosen
     return None
 

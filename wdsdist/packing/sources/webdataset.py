@@ -13,7 +13,6 @@ import functools
 import hashlib
 import itertools
 import os
-import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Sampl
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import count_members, plain_sizes
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
+from wdsdist.packing.tables.table import NOTES, kind_of
 from wdsdist.shards import interop, scan, view_file
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
@@ -40,13 +40,6 @@ from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import escaped
 from wdsdist.shards.tar.reader import is_member_at
 from wdsdist.shards.tar.writer import stored_size
-
-# Files that lie beside shards: indexes of many tools, tables, counts and notes.
-_BESIDE = re.compile(
-    r".*\.(?:(?:json|jsonl|csv|tsv)(?:\.gz)?|idx|wdsindex|ya?ml|md|txt|log|parquet|np[yz]|sha256|md5)|\..*",
-    re.IGNORECASE,
-)
-
 
 _Stored = tuple[str, str, str, list[tuple[str, int, int]]]
 """A sample's key, its key in its shard, the path of the shard, and (extension, offset, size) of each member."""
@@ -166,8 +159,8 @@ def find(shards: Any, options: Options) -> Source | None:
 def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> catalog.Shards | None:
     """Return the WebDataset shards of a location: tars, the shards of an ``index.json``, or a view; or ``None``.
 
-    ``names`` are of what lies in a local folder. Raises `SourceError` for tars among other files, which packing would
-    pass over, and if others of them are still to be written.
+    ``names`` are of what lies in a local folder, where nothing but tables and notes may lie beside tars. Raises
+    `SourceError` if other tars are still to be written.
     """
     name, is_remote = storage.split(location)[1], storage.is_remote(location)
     if is_tar(name) or (is_remote and ("?" in location or Path(name).suffix not in ("", ".json"))):
@@ -175,16 +168,13 @@ def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> 
     if names is not None and manifests.FILE_NAME not in names:
         if not any(map(is_tar, names)):
             return None
+        others = [name for name in names if not (is_tar(name) or name.startswith(".") or kind_of(name))]
+        if not all(name.lower().endswith((*NOTES, ".npy", ".npz")) for name in others):
+            return None
         try:
             tars = interop.tars_in(location)
         except NotFoundError as error:
             raise SourceError(str(error)) from error
-        others = sorted(name for name in names if not is_tar(name) and not _BESIDE.fullmatch(name))
-        if tars and others:
-            raise SourceError(
-                f"{location} holds {len(tars):,} tar files, such as {Path(tars[0]).name}, beside others, such as "
-                f"{others[0]}: name the tars, for instance by a pattern, or move them away"
-            )
         own = storage.named(options.storage_options, [location])
         advice = f"`wdsdist index {location} --splits` makes one each, to be packed by its index-SPLIT.json"
         interop.warn_of_splits(location, [Path(tar).name for tar in tars], own, advice)

@@ -46,8 +46,8 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _log = logging.getLogger("wdsdist")
 
 
-NOTES = (".md", ".txt", ".json", ".yaml", ".yml", ".crc")
-"""How the names of notes end that lie beside tables and are no samples."""
+NOTES = (".md", ".txt", ".log", ".json", ".json.gz", ".yaml", ".yml", ".idx", ".wdsindex", ".crc", ".md5", ".sha256")
+"""How the names of notes end that lie beside tables and shards and are no samples, in lower case."""
 
 
 def kind_of(name: str) -> Kind | None:

@@ -117,23 +117,6 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
         raise SampleError(f"an image of {len(data):,} bytes cannot be read: {type(error).__name__}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The first bytes of a member."""
-
-    data: memoryview
-    size: int
-    """Bytes of the whole member."""
-    extension: str = ""
-    """The extension of the member, as stored."""
-
-    def __call__(self, start: int, stop: int) -> bytes:
-        """Return some of the bytes. Raises ``ValueError`` if they are not read yet, or the member ends before them."""
-        if stop > len(self.data):
-            raise ValueError("it is cut short")
-        return bytes(self.data[start:stop])
-
-
 def is_turned(orientation: int) -> bool:
     """Return whether an EXIF orientation rotates an image by 90 degrees, which swaps width and height."""
     return orientation >= _TURNED
