@@ -28,7 +28,7 @@ def samples_of(lengths: list[int], world: World, buckets: Any = None) -> BlockSa
 
 def batch_of(plan: BlockPlan, step: int, rank: int) -> tuple[Int64s, Int64s]:
     """Return the samples of a batch, and the row of each."""
-    start, stop = plan.bounds[step * plan.num_ranks + rank :][:2]
+    start, stop = plan.bounds[step * (len(plan.bounds) // plan.steps) + rank :][:2]
     return plan.samples[start:stop], plan.rows[start:stop]
 
 

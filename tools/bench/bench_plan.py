@@ -129,7 +129,7 @@ for ranks in (world // 2, 3000 // smaller):
 lengths = np.random.default_rng(0).lognormal(np.log(512) - 0.5, 1, 1 << 20).clip(1, 8192).astype(np.int64)
 for ranks in (world // 4, world):
     epoch = PlannedEpoch(
-        rule=Rule(kind="tokens", budget=16384), block_samples=ranks * int(16384 / lengths.mean()) * 128,
+        rule=Rule(budget=16384), block_samples=ranks * int(16384 / lengths.mean()) * 128,
         lengths=lambda shards, samples: lengths[(shards * 10_000 + samples) % 2**20],
         order=order_of(ranks)[1], world=World(ranks, 8), start=Position(3),
     )

@@ -92,7 +92,6 @@ class BlockPlan:
     """int64 [m]: the row of each in its batch; 0 unless batches are rows."""
     bounds: Int64s
     """int64 [steps * ranks + 1]: where the samples of each step and rank start."""
-    num_ranks: int
 
     @property
     def is_repeated(self) -> npt.NDArray[np.bool_]:
@@ -102,10 +101,6 @@ class BlockPlan:
         first[self.samples[::-1]] = numbers[::-1]  # of several values, the last one stays
         repeated: npt.NDArray[np.bool_] = first[self.samples] != numbers
         return repeated
-
-    def until(self, step: int) -> Int64s:
-        """Return the samples of the first steps, by their numbers in the block."""
-        return self.samples[: self.bounds[step * self.num_ranks]]
 
 
 def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> BlockPlan:
@@ -123,7 +118,7 @@ def plan_block(samples: BlockSamples, rule: Rule, world: World, key: int) -> Blo
     (2, [5, 6, 6, 7])
     """
     if not len(samples.lengths):
-        return _empty(world)
+        return _empty()
     return (_within_budget if rule.budget else _of_like)(samples, rule, world, key)
 
 
@@ -138,7 +133,7 @@ def _within_budget(samples: BlockSamples, rule: Rule, world: World, key: int) ->
     numbers = np.arange(len(lengths))
     if len(lengths) < ranks:
         if rule.drops:
-            return _empty(world)
+            return _empty()
         numbers = np.resize(np.argsort(lengths, kind="stable"), ranks)
     total = int(lengths[numbers].sum())
     locality = Locality.of(samples.owners, samples.shards, world)
@@ -257,7 +252,7 @@ def _of_like(samples: BlockSamples, rule: Rule, world: World, key: int) -> Block
     each = [_used(np.flatnonzero(buckets == bucket), rule, world) for bucket in np.unique(buckets)]
     each = [numbers for numbers in each if len(numbers)]
     if not each:
-        return _empty(world)
+        return _empty()
     numbers = np.concatenate(each)
     lengths = samples.lengths[numbers]
     locality = Locality.of(samples.owners, samples.shards, world)
@@ -328,9 +323,9 @@ def _ordered(
     order = np.argsort(numbers, kind="stable")  # they are nearly in order
     order = order[radix_order((batch * in_batch + rows)[order])]
     bounds = np.searchsorted(batch[order], np.arange(steps * ranks + 1))
-    return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64), ranks)
+    return BlockPlan(steps, numbers[order], rows[order], bounds.astype(np.int64))
 
 
-def _empty(world: World) -> BlockPlan:
+def _empty() -> BlockPlan:
     nothing = np.zeros(0, np.int64)
-    return BlockPlan(0, nothing, nothing, np.zeros(1, np.int64), world.num_replicas)
+    return BlockPlan(0, nothing, nothing, np.zeros(1, np.int64))

@@ -330,9 +330,9 @@ class PlannedEpoch:
                     f"the state is damaged: it names {segment.steps:,} steps of block {number}, which has {plan.steps}"
                 )
             if turn < len(worlds) - 1:
-                left = np.setdiff1d(left, chosen[plan.until(segment.steps)])
-        ranks = range(plan.num_ranks) if ranks is None else ranks
-        batches = (np.arange(segment.steps, plan.steps)[:, None] * plan.num_ranks + np.array(ranks)).ravel()
+                left = np.setdiff1d(left, chosen[plan.samples[: plan.bounds[segment.steps * world.num_replicas]]])
+        ranks = range(world.num_replicas) if ranks is None else ranks
+        batches = (np.arange(segment.steps, plan.steps)[:, None] * world.num_replicas + np.array(ranks)).ravel()
         counts = np.diff(plan.bounds)[batches]
         bounds = np.concatenate(([0], np.cumsum(counts)))
         at = np.repeat(plan.bounds[batches] - bounds[:-1], counts) + np.arange(bounds[-1])
