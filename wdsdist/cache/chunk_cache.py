@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, distinct
 from wdsdist._util.host import shard_cache_dir
 from wdsdist.cache import chunk_file, folder
 from wdsdist.cache.catalog import Catalog
@@ -273,7 +273,7 @@ class ChunkCache:
                 if is_whole:
                     chunks = np.arange(copy.num_chunks)
                 elif copy in along:
-                    starts = np.unique(chunks * CHUNK // REQUEST) * REQUEST
+                    starts = distinct(chunks * CHUNK // REQUEST) * REQUEST
                     chunks = chunk_file.chunks_of(starts, np.minimum(starts + REQUEST, copy.size))
                 most = REQUEST // CHUNK if is_ahead and not is_whole else copy.num_chunks
                 claim = stack.enter_context(copy.claimed(chunks, most=most))

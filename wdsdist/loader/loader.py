@@ -274,8 +274,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         )
         with frozen() if is_first else contextlib.nullcontext():
             if self.num_workers and self._iterator is None:  # new workers need shared memory
-                import numpy.ma
-                import numpy.random  # noqa: F401 - torch and the order import both: forked workers inherit them
+                import numpy.random  # noqa: F401 - torch imports it in each worker: forked ones inherit it
 
                 from wdsdist.loader.ipc.channel import Channel, group_size
 

@@ -33,7 +33,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, distinct
 from wdsdist._util.validation import check_integer
 from wdsdist.sampling.order import OrderSettings, VirtualOrder
 from wdsdist.sampling.permutation import mix_key
@@ -67,7 +67,7 @@ class MixOrder:
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         streams, numbers = self._deal.locate(positions)
         located = np.empty((3, *positions.shape), np.int64)
-        for stream in np.unique(streams).tolist():
+        for stream in distinct(streams).tolist():
             own = streams == stream
             located[:, own] = self._parts[stream].locate(numbers[own])
             located[0, own] += self._first_shards[stream]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, distinct
 from wdsdist._util.validation import MOST_PROCESSES, check_integer
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute, shuffled
@@ -247,7 +247,7 @@ class VirtualOrder:
         located = np.empty((3, *positions.shape), np.int64)
         epochs, offsets = np.divmod(self._start + positions, self._size)
         used = {}
-        for later in np.unique(epochs).tolist():
+        for later in distinct(epochs).tolist():
             epoch = self._first_epoch + later
             used[epoch] = self._orders.get(epoch) or epoch_order(self._counts, self._settings, epoch)
             located[:, epochs == later] = used[epoch].locate(offsets[epochs == later])
@@ -380,7 +380,7 @@ class ShardOrder:
         length = stop - start
         if not self._shuffle:
             inside = self._ends[(self._ends > start) & (self._ends < stop)]
-            return np.unique(np.concatenate(((0,), inside - start, (length,))))
+            return distinct(np.concatenate(((0,), inside - start, (length,))))
         together = max(1, self.num_samples // (_STRETCHES * len(self.shards) * self._window))
         return np.append(self._windows.begins(lane, together), length)
 
@@ -399,7 +399,7 @@ class ShardOrder:
         """Return the shards of a lane from offset ``begin`` to ``end``, in increasing order."""
         (first,), (last,) = self.lane_spans(lane, np.array([begin]), np.array([end]))
         pieces = np.arange(first, last)
-        return np.unique(self.shards[pieces[self._is_filled[pieces]]])
+        return distinct(self.shards[pieces[self._is_filled[pieces]]])
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         offset, lane = np.divmod(positions, self.num_lanes)

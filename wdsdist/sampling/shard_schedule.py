@@ -104,16 +104,17 @@ def _uses(order: Order, plan: EpochPlan, rank: int, steps: range, window: Int64s
     looked = steps if window is None else steps[: min(_LOOKS * len(window), _MOST_LOOKS)]
     part = np.arange(looked.start, looked.stop, looked.step, dtype=np.int64)
     located = order.locate(plan.line(part, rank=rank) % plan.num_samples)[0]
-    shards, firsts = np.unique(located, return_index=True)
-    lasts = np.full(len(shards), steps[-1])
+    by_shard = np.argsort(located, kind="stable")
+    changes = np.concatenate((np.flatnonzero(np.diff(located[by_shard])) + 1, [len(part)]))
+    firsts, latest = by_shard[np.append(0, changes[:-1])], by_shard[changes - 1]
+    shards, lasts = located[firsts], np.full(len(firsts), steps[-1])
     if window is None:
-        latest = len(part) - 1 - np.unique(located[::-1], return_index=True)[1]
         lasts = part[np.minimum(latest // _CLOSELY * _CLOSELY + _CLOSELY, len(part)) - 1]
     by_first = np.argsort(firsts)
     batches = np.stack((part[firsts], lasts))[:, by_first] // plan.batch_size
     yield from map(Use, *batches.tolist(), shards[by_first].tolist())
     if window is not None and len(looked) < len(steps):
-        for shard in np.setdiff1d(window, shards).tolist():
+        for shard in window[~np.isin(window, shards)].tolist():
             yield Use(steps[len(looked)] // plan.batch_size, steps[-1] // plan.batch_size, shard)
 
 

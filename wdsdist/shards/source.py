@@ -228,7 +228,8 @@ class _MappedShard(OpenShard):
         index = shard_index(manifest, number)
         with reading(f"shard {path}"):
             content = mapped(path)
-        looks = np.unique(np.arange(_LOOKS) * index.num_samples // _LOOKS) if index.num_samples else np.zeros(0, int)
+        num_looks = min(_LOOKS, index.num_samples)
+        looks = np.arange(num_looks) * index.num_samples // max(1, num_looks)
         if len(wrong := checksums.wrong_headers(index, index.sample_starts[looks], content)):
             raise checksums.damage(index, int(wrong[0]), os.fspath(path))
         if len(content) != index.size or content[-len(END) :] != END:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist import storage
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, distinct
 from wdsdist._util.shared_memory import SharedCopy, is_spawning
 from wdsdist._util.validation import check_integer, counted
 from wdsdist.errors import ArgumentError, ShardDamagedError, printable
@@ -380,7 +380,7 @@ class Listing:
         if not self.has_parts:
             return None
         numbers = np.tile(np.array([[0], [1]], np.int64), len(shards))
-        for shard in np.unique(shards).tolist():
+        for shard in distinct(shards).tolist():
             part, number = self.part(shard)
             is_in = shards == shard
             if part.picks is not None and part.picks.parts is not None:
