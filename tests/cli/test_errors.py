@@ -49,7 +49,7 @@ MESSAGES = [
     ("pack PHOTOS DEST --shards 3", "no such option '--shards'"),
     ("pack PHOTOS DEST --shard-byte 1", "did you mean '--shard-bytes', '--shard-samples'? See `wdsdist pack --help`"),
     ("pack PHOTOS DEST --splits", "PHOTOS holds no folders such as train and val: leave out --splits"),
-    ("show SHARDS --html", "requires an argument: see `wdsdist show --help`"),
+    ("show SHARDS --where", "requires an argument: see `wdsdist show --help`"),
     ("cache warm SHARDS --node two", "--node: 'two' is not a valid integer"),
     ("cache info --cache-dir ''", "--cache-dir: the folder is '': it must be a path"),
     ("verify SHARDS --source PHOTOS", "--source goes with --repair: give both: see `wdsdist verify --help`"),

@@ -52,12 +52,7 @@ def test_samples_are_listed_without_control_characters(wdsdist: Run, tmp_path: P
     assert done.stdout.splitlines() == ["0\ta\tshard-000000.tar", "\ttxt\t25 B\tred \\x1b[31m text and a line"]
 
 
-def test_a_contact_sheet_is_one_file(wdsdist: Run, shards: Path, tmp_path: Path) -> None:
-    sheet = tmp_path / "sheet.html"
-    done = wdsdist("show", shards, "-n", 3, "--html", sheet)
-    assert done.stdout == f"{sheet}: 3 samples\n"
-    assert sheet.read_text().count("<article") == 3
-    assert wdsdist("show", shards, "--html", tmp_path / "no" / "sheet.html").returncode == 2
+def test_samples_to_list_are_chosen_by_an_expression_or_a_seed(wdsdist: Run, shards: Path) -> None:
     chosen = wdsdist("show", shards, "--where", '"txt.bytes" > 0', "-n", 1)
     assert chosen.stdout.startswith("0\tcat/000")
     first, again, other = (wdsdist("show", shards, "-n", 3, "--random", seed).stdout for seed in (3, 3, 4))

@@ -68,7 +68,7 @@ def make(folder: Path, samples: int, shards: int) -> None:
     manifest = Manifest.of(str(folder), listed, extra={"fields": ["jpg"]})
     (folder / index_json.FILE_NAME).write_bytes(index_json.dumps(manifest))
     data = wdsdist.open(folder)
-    with column_file.writing(data) as write:
+    with column_file.adding(data) as write:
         write("n", pa.chunked_array([np.random.default_rng(0).random(samples)]))
         starts = range(0, samples, CHUNK)
         parts = [identifiers(np.arange(first, min(first + CHUNK, samples), dtype=np.uint64)) for first in starts]

@@ -1,14 +1,13 @@
-"""The commands ``view`` and ``show``: a page in a browser, and a contact sheet or a listing, of samples."""
+"""The commands ``view`` and ``show``: samples on a page in a browser, and as lines."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from pathlib import Path
 
 import click
 
-from wdsdist._util.validation import check_integer, counted
+from wdsdist._util.validation import check_integer
 from wdsdist.cli.options import command, number_option, of_shards, opened
 from wdsdist.cli.output import contents, say
 
@@ -41,24 +40,20 @@ def view(shards: tuple[str, ...], port: int, host: str, with_token: bool) -> Non
         serving.serve_forever()
 
 
-@command("wdsdist show shards -n 3", "wdsdist show shards --random 1 --html sheet.html")
+@command("wdsdist show shards -n 3", "wdsdist show shards --random 1")
 @of_shards
 @number_option("-n", "count", default=16, help="Samples to show.")
-@click.option(
-    "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with pictures."
-)
 @click.option("--where", metavar="SQL", help="Only samples for which an expression is true.")
 @number_option("--random", "seed", metavar="SEED", help="Random choice with this seed.  [default: the first samples]")
-def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | None, seed: int | None) -> None:
-    """Show samples of SHARDS, as lines or as one HTML file.
+def show(shards: tuple[str, ...], count: int, where: str | None, seed: int | None) -> None:
+    """List samples of SHARDS with their members, sizes and values.
 
-    Columns of lines are separated by tabs. The HTML file holds the pictures and has no script, so it can be opened and
-    sent anywhere.
+    Columns are separated by tabs. `wdsdist view` shows pictures too.
     """
     import numpy as np
 
     from wdsdist.curation.query import is_true
-    from wdsdist.diagnostics.view import contact_sheet
+    from wdsdist.diagnostics.view import sample_lines
     from wdsdist.diagnostics.view.describe import Style
     from wdsdist.samples.member_reader import MemberReader
     from wdsdist.sampling.permutation import permute
@@ -71,10 +66,5 @@ def show(shards: tuple[str, ...], count: int, html: Path | None, where: str | No
     if seed is not None:
         positions = np.sort(permute(positions, total, np.uint64(check_integer("seed", seed, 0, 2**64 - 1))))
     numbers: list[int] = (positions if chosen is None else chosen[positions]).tolist()
-    if html is None:
-        for line in contact_sheet.lines(reader, numbers, style):
-            say(*line)
-        return
-    title = f"{manifest.shown}: {len(numbers):,} of {counted(total, 'sample')}"
-    contact_sheet.write(reader, numbers, html, title=title, style=style)
-    say(f"{html}: {counted(len(numbers), 'sample')}")
+    for line in sample_lines.lines(reader, numbers, style):
+        say(*line)

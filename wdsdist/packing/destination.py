@@ -269,7 +269,7 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
     """
     done, begun, present = list[Job](), records(target), target.sizes()
     if known is not None:
-        if known.base != target.location or known.sources[0].is_named or "key_rule" in known.extra:
+        if known.base != target.location or "key_rule" in known.extra:
             why = f"has keys that end by the rule {known.key_rule}" if "key_rule" in known.extra else "lies elsewhere"
             raise DestinationError(
                 f"the data set of {target} {why}: pack into a folder of its own and use both with wdsdist.concat"

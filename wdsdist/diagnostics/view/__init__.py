@@ -1,1 +1,1 @@
-"""A page and a contact sheet to look at the samples of a data set in a browser."""
+"""The page that shows the samples of a data set in a browser, and the listing of samples."""

@@ -27,6 +27,7 @@ import numpy as np
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
 from wdsdist._util.file_types import last_part
+from wdsdist._util.files import check_readable
 from wdsdist._util.pools import Carried
 from wdsdist.errors import ArgumentError, SampleError, SourceError, given
 from wdsdist.packing.encoders import encode
@@ -91,6 +92,7 @@ def _saved(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
     Raises `SourceError` if they are not among its ``names``, or hold more rows than the data set.
     """
     try:
+        check_readable(folder / STATE)
         state = json.loads((folder / STATE).read_bytes())
         files = tuple(file["filename"] for file in state["_data_files"])
         is_selection = bool(state.get("_indices_data_files"))
