@@ -35,7 +35,7 @@ def test_it_prints_a_line_for_each_number_of_workers_and_suggests_one(wdsdist: R
         (["--workers", "1,x"], "not a list of numbers of workers such as 0,2,4"),
         (["--workers", "-1"], "not a list of numbers of workers such as 0,2,4"),
         (["--decode", "rgb9"], "rgb9"),
-        (["--batch-size", "257"], "has 256 samples, fewer than a batch of 257"),
+        (["--batch-size", "257"], "has 256 samples, fewer than one global batch of 257"),
         (["--batch-size", "0"], "--batch-size"),
         (["--seconds", "inf"], "--seconds is inf: it must be a number between 0.001 and 3600"),
         (["--seconds", "nan"], "--seconds is nan"),

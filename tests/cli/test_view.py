@@ -15,11 +15,9 @@ from tests.cli.conftest import Run
 from tests.support import forked
 
 
-def test_on_another_address_the_url_that_is_printed_has_a_token_until_it_is_interrupted(
-    shards: Path, tmp_path: Path
-) -> None:
+def test_the_url_that_is_printed_has_the_token_until_it_is_interrupted(shards: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    command = ("-m", "wdsdist", "view", shards, "--host", "0.0.0.0")
+    command = ("-m", "wdsdist", "view", shards, "--token")
     process = forked.start(*command, stdout=str(pipe), stderr=os.devnull)
     with pipe.open() as stream:
         url = stream.readline().split()[0]

@@ -67,21 +67,19 @@ def info(cache_dir: Path | None, as_json: bool) -> None:
         say(f"kept: {counted(shards, 'shard')}, {human(size)}, in {folder}")
 
 
-@command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --older-than 30")
+@command("wdsdist cache clean s3://bucket/old", "wdsdist cache clean --all")
 @click.argument("sources", metavar="[SOURCE]...", nargs=-1)
-@click.option("--older-than", type=float, metavar="DAYS", help="Only copies not used for so many days.")
 @click.option("--all", "everything", is_flag=True, help="Remove all copies.")
 @cache_dir_option
-def clean(sources: tuple[str, ...], older_than: float | None, everything: bool, cache_dir: Path | None) -> None:
+def clean(sources: tuple[str, ...], everything: bool, cache_dir: Path | None) -> None:
     """Remove copies that no live job uses from the cache.
 
-    Select copies by SOURCE, --older-than or both, or pass --all. SOURCE is the folder or URL of a data set, as `wdsdist
-    cache info` shows it, or a parent folder of several data sets.
+    Select copies by SOURCE, or pass --all. SOURCE is the folder or URL of a data set, as `wdsdist cache info` shows it,
+    or a parent folder of several data sets.
     """
     from wdsdist.diagnostics.cache_contents import clean as clean_up
 
-    seconds = 86_400 * (older_than or 0.0)
-    removed, freed, in_use = clean_up(cache_dir, sources=sources, older_than=seconds, everything=everything)
+    removed, freed, in_use = clean_up(cache_dir, sources=sources, everything=everything)
     kept = f"; kept, because live jobs use them: {counted(in_use, 'shard')}" if in_use else ""
     say(f"removed: {counted(removed, 'shard')}, {human(freed)}{kept}")
 

@@ -121,13 +121,9 @@ def _column(name: str, figures: Mapping[str, Any]) -> str:
         return f"{name}: not read"
     line = f"{name}: {figures['kind']}"
     if "median" in figures:
-        line += f", {_range(figures, _number)}"
+        line += f", {_range(figures, lambda number: format(number, ',' if isinstance(number, int) else ',.6g'))}"
     elif figures.get("most_frequent"):
         shown = [f"{value[:40]} ({count:,})" for value, count in figures["most_frequent"][:3]]
         more = figures["different"] - len(shown)
         line += f", {', '.join(shown)}{f' and {more:,} more' if more > 0 else ''}"
     return line + (f"; missing in {counted(figures['missing'], 'sample')}" if figures["missing"] else "")
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

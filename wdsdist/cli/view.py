@@ -15,13 +15,12 @@ from wdsdist.cli.output import contents, say
 @command(
     "wdsdist view shards",
     "ssh -L 8000:127.0.0.1:8000 HOST wdsdist view SHARDS --port 8000",
-    server="port host with_token",
+    server="port with_token",
 )
 @of_shards
 @number_option("--port", default=0, show_default=False, help="Port of the page.  [default: a free one]")
-@click.option("--host", metavar="NAME", default="127.0.0.1", help="Address to serve on, if not this machine's.")
 @click.option("--token", "with_token", is_flag=True, help="Put a token into the URL, if others use this machine.")
-def view(shards: tuple[str, ...], port: int, host: str, with_token: bool) -> None:
+def view(shards: tuple[str, ...], port: int, with_token: bool) -> None:
     """Look at the samples of SHARDS in a browser.
 
     Open the URL that the command prints. The page shows images, audio, video, text, JSON, token ids and arrays, finds
@@ -33,8 +32,8 @@ def view(shards: tuple[str, ...], port: int, host: str, with_token: bool) -> Non
 
     manifest = opened(*shards)
     shown = server.View(manifest, [*map(storage.shown, shards)])
-    token = secrets.token_urlsafe(18) if with_token or host not in server.LOOPBACK else ""
-    with server.Server(shown, host=host, port=port, token=token) as serving, contextlib.suppress(KeyboardInterrupt):
+    token = secrets.token_urlsafe(18) if with_token else ""
+    with server.Server(shown, port=port, token=token) as serving, contextlib.suppress(KeyboardInterrupt):
         say(f"{serving.url} shows {contents(manifest)}")
         say("ends with Ctrl-C", err=True)
         serving.serve_forever()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ def usage(folder: Path | None = None) -> list[Usage]:
 
 
 def clean(
-    folder: Path | None = None, *, sources: Collection[str] = (), older_than: float = 0.0, everything: bool = False
+    folder: Path | None = None, *, sources: Collection[str] = (), everything: bool = False
 ) -> tuple[int, int, int]:
     """Remove copies from a cache, but none that a live process reads, fetches or needs.
 
@@ -64,15 +63,13 @@ def clean(
 
     Args:
         folder: by default the user's cache.
-        sources: the folders or URLs of data sets, with all that lies below them; by default all.
-        older_than: only copies that were not used for so many seconds.
-        everything: remove all copies, if neither sources nor an age are given.
+        sources: the folders or URLs of data sets, with all that lies below them.
+        everything: remove all copies, if no sources are given.
 
     Raises `ArgumentError` if no argument chooses copies, or a source has no copy; and what `usage` raises.
     """
-    if not (sources or older_than > 0 or everything):
-        ways = f"{given('older_than')} or {given('everything', True)}"
-        raise ArgumentError(f"which copies are to be removed? Name data sets, or pass {ways}")
+    if not (sources or everything):
+        raise ArgumentError(f"which copies are to be removed? Name data sets, or pass {given('everything', True)}")
     cache, copies = _copies(folder)
     for source in sources:
         if not any(_is_of(copy, source) for copy in copies):
@@ -82,7 +79,7 @@ def clean(
             )
     removed = freed = kept = 0
     for copy in copies:
-        if copy.used <= time.time() - older_than and (not sources or any(_is_of(copy, source) for source in sources)):
+        if not sources or any(_is_of(copy, source) for source in sources):
             size = _disk_bytes(cache.root / copy.key)
             with clear_errors(cache.root, "the catalog"):
                 is_gone = copy.next_use is None and cache.catalog.remove(copy.key)

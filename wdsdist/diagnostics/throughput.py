@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsdist._util.validation import check_integer, check_number
-from wdsdist.errors import ArgumentError
+from wdsdist._util.validation import check_number
 from wdsdist.loader.dataset import StreamingDataset
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.samples.collate import Ragged
@@ -34,14 +33,8 @@ class Rate:
 def measure(dataset: StreamingDataset, batch_size: int = 64, *, workers: int, seconds: float = 3.0) -> Rate:
     """Measure the throughput of a loader whose training loop only touches the batches.
 
-    It is measured for ``seconds``, after a warm-up of a quarter of that.
-
-    Raises `ArgumentError` if the data set has fewer samples than one batch.
+    It is measured for ``seconds``, after a warm-up of a quarter of that. Raises what the loader raises.
     """
-    needed = check_integer("batch_size", batch_size, 1) * dataset.identity().world_size
-    if dataset.num_samples < needed:
-        few = f"the data set has {dataset.num_samples:,} samples, fewer than a batch of {needed:,}: lower batch_size"
-        raise ArgumentError(few, argument="batch_size")
     check_number("seconds", seconds, 0.001, 3600)
     loader = StreamingDataLoader(dataset, batch_size, num_workers=workers)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))

@@ -64,9 +64,9 @@ def _ended() -> Iterator[None]:
     _running.close()
 
 
-def served(manifest: Manifest, *, host: str = "127.0.0.1", token: str = "", **more: Any) -> str:
+def served(manifest: Manifest, *, token: str = "", **more: Any) -> str:
     """Serve a data set from a thread, and return the URL."""
-    running = _running.enter_context(server.Server(server.View(manifest, ["shards"], **more), host=host, token=token))
+    running = _running.enter_context(server.Server(server.View(manifest, ["shards"], **more), token=token))
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     _running.callback(running.shutdown)
     return running.url

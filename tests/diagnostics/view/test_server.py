@@ -15,7 +15,6 @@ from tests.diagnostics.view.conftest import HOSTILE, client_of
 from tests.support.tars import plain_tar
 from tests.support.web import served
 from wdsdist.diagnostics.view import server
-from wdsdist.errors import ArgumentError
 from wdsdist.shards.manifest import Manifest
 
 
@@ -213,11 +212,11 @@ def test_only_this_machine_and_this_page_are_answered(client: Client, headers: d
 
 
 def test_with_a_token_no_path_is_answered_without_it(data: Manifest) -> None:
-    client = client_of(data, token="s3cret", host="0.0.0.0")
+    client = client_of(data, token="s3cret")
     for path in ("/", "/api/data", "/S3cret/", "/s3cre/api/data", "/s3cret2/", "/static/s3cret/"):
         assert client.get(path).status_code == 403, path
     for path in ("/s3cret/", "/s3cret/api/data", "/s3cret/static/view.js"):
-        assert client.get(path, headers={"host": "node17:8000"}).status_code == 200, path
+        assert client.get(path).status_code == 200, path
 
 
 def test_every_answer_has_a_policy_that_runs_nothing(client: Client) -> None:
@@ -236,8 +235,3 @@ def test_the_page_asks_nobody_else_for_anything() -> None:
         assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), name
         assert "innerHTML" not in text, name
         assert "eval(" not in text, name
-
-
-def test_an_address_that_is_not_of_this_machine_is_an_error_that_says_so(data: Manifest) -> None:
-    with pytest.raises(ArgumentError, match="the host must be an address of this machine"):
-        server.Server(server.View(data, ["shards"]), host="203.0.113.1")

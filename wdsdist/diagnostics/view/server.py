@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import shlex
-import socket
 import socketserver
 import sys
 import threading
@@ -64,7 +63,7 @@ _ROWS, _STEPS, _SHARDS = 24, 160, 6
 _DRAWN_AT_ONCE = max(2, min(8, cpu_count()))
 """Pictures that are made at once, which bounds memory."""
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = "127.0.0.1"
 """Names under which this machine is its own; an ssh tunnel keeps them, with another port."""
 _OF_PAGE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; connect-src "
@@ -315,32 +314,24 @@ class Server(socketserver.ThreadingTCPServer):
 
     Args:
         view: the data set.
-        host: address to listen on.
-        port: of the host; 0 takes a free one.
+        port: on loopback; 0 takes a free one.
         token: what each path must begin with; empty if no token is needed.
 
-    Raises `ArgumentError` if the address cannot be used.
+    Raises `ArgumentError` if the port cannot be used.
     """
 
     allow_reuse_address = daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, view: View, *, host: str = "127.0.0.1", port: int = 0, token: str = "") -> None:
+    def __init__(self, view: View, *, port: int = 0, token: str = "") -> None:
         self.view, self.root = view, f"/{token}/" if token else "/"
         check_integer("port", port, 0, 65535)
         try:
-            info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            self.address_family = info[0]
-            super().__init__((str(info[4][0]), port), _Handler)
+            super().__init__((_HOST, port), _Handler)
         except OSError as error:
-            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            remedy = "port 0 takes a free one" if port else "the host must be an address of this machine"
-            raise ArgumentError(f"cannot listen on {host}, port {port}: {reason}; {remedy}") from error
-        address, number = self.server_address[:2]
-        # Behind a wildcard any name may lead here; there is a token then, which no other site knows.
-        self.hosts = () if address in ("0.0.0.0", "::") else (host, address, *LOOPBACK)
-        name = host if self.hosts else socket.gethostname()
-        self.url = f"http://{f'[{name}]' if ':' in name else name}:{number}{self.root}"
+            reason = os.strerror(error.errno or 0)
+            raise ArgumentError(f"cannot listen on {_HOST}, port {port}: {reason}; port 0 takes a free one") from error
+        self.url = f"http://{_HOST}:{self.server_address[1]}{self.root}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error while an answer is sent, unless its reader has gone away."""
@@ -352,7 +343,7 @@ class Server(socketserver.ThreadingTCPServer):
         host, origin, name = headers.get("host", ""), headers.get("origin"), None
         with contextlib.suppress(ValueError):
             name = urlsplit(f"//{host}").hostname
-        if self.hosts and name not in self.hosts:
+        if name not in (_HOST, "localhost", "::1"):
             return f"{host!r} is not a name of this server: open the URL that `wdsdist view` printed"
         if not hmac.compare_digest(path[: len(self.root)].encode(), self.root.encode()):
             return "the URL lacks the token: open the one that `wdsdist view` printed"
