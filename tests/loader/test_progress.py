@@ -70,6 +70,15 @@ def test_a_loaded_position_is_continued_once_unless_another_epoch_is_asked_for(
     assert [start(progress) for _ in starts] == starts
 
 
+def test_a_loaded_position_is_discarded_with_one_warning(recwarn: pytest.WarningsRecorder) -> None:
+    progress = Progress(ChosenEpoch())
+    progress.resume(Position(3, 128))
+    for epoch in (0, 1, 2):
+        ask(progress, epoch)
+    assert len(recwarn) == 1
+    assert start(progress) == (2, 0)
+
+
 def test_a_position_that_is_loaded_in_mid_epoch_is_the_one_to_save() -> None:
     progress = Progress(ChosenEpoch())
     start(progress)

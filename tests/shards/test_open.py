@@ -17,6 +17,7 @@ from wdsdist._util.files import TEMPORARY
 from wdsdist.errors import DestinationError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.open import matching
 
 COUNTS = [3, 4, 0]
 NAMES = ["train-00.tar", "train-01.tar", "train-02.tar"]
@@ -104,6 +105,14 @@ def in_memory(data_set: Path) -> str:
     for path in data_set.iterdir():
         store.pipe(f"/{data_set.parent.name}/{path.name}", path.read_bytes())
     return url
+
+
+def test_a_pattern_in_a_store_may_have_folders_at_each_level() -> None:
+    store = fsspec.filesystem("memory")
+    for name in ("0.tar", "a/0.tar", "b/0.tar", "b/1.tar", "b/c/0.tar"):
+        store.pipe(f"/patterns/{name}", b"")
+    for pattern, found in (("*/0.tar", ["a/0", "b/0"]), ("*.tar", ["0"]), ("**/0.tar", ["a/0", "b/0", "b/c/0"])):
+        assert matching(f"memory://patterns/{pattern}", None) == [f"memory://patterns/{name}.tar" for name in found]
 
 
 def test_a_data_set_opens_by_the_url_of_its_folder_or_index_or_tars(in_memory: str, data_set: Path) -> None:
