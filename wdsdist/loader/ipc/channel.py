@@ -20,6 +20,9 @@ _SPARE_SLOTS = 2
 _CAUTION = 4
 """Groups may take this fraction of the free memory: a quarter."""
 
+_LONG_PICKLE = 8 << 10
+"""Bytes of a batch's pickle from which it travels in a slot too: a short one costs less in the message itself."""
+
 _ALIGNMENT = 64
 _SMALL = 8 << 20
 """Bytes up to which a slot grows whatever batches were like before."""
@@ -75,7 +78,9 @@ class Channel:
                 f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what "
                 f"pickles, such as tensors, numbers and strings"
             ) from error
-        pieces.append([rest])
+        if len(rest) > _LONG_PICKLE:
+            pieces.append([rest])
+            rest = b""
         sizes = [sum(map(len, piece)) for piece in pieces]
         starts, end = [], 0
         for size in sizes:
@@ -88,12 +93,12 @@ class Channel:
         except SharedMemoryError as error:
             raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
         if taken is None:
-            return Parcel([bytearray().join(piece) for piece in pieces])
+            return Parcel(rest, [bytearray().join(piece) for piece in pieces])
         slot, memory = taken
         with memoryview(memory) as view:
             for piece, start, size in zip(pieces, starts, sizes, strict=True):
                 gather(piece, view[start : start + size])
-        return Parcel(sizes, self._table.token, slot, len(memory), starts)
+        return Parcel(rest, sizes, (self._table.token, slot, len(memory), starts))
 
 
 class Parcel:
@@ -108,21 +113,16 @@ class Parcel:
         return _unpacked, self._contents
 
 
-def _unpacked(
-    pieces: list[Any],
-    token: tuple[int, int] | None = None,
-    slot: int = 0,
-    capacity: int = 0,
-    starts: list[int] | None = None,
-) -> Any:
-    """Return the batch; ``pieces`` are buffers, the last one its pickle, or with a slot the sizes of its parts."""
-    if token is not None and starts is not None:
+def _unpacked(rest: bytes, pieces: list[Any], place: tuple[tuple[int, int], int, int, list[int]] | None = None) -> Any:
+    """Return the batch; ``pieces`` are buffers, or the sizes of its parts in a slot; a long pickle is the last one."""
+    if place is not None:
+        token, slot, capacity, starts = place
         table = TABLES.get(token)
         if table is None:
             return None  # the pinning thread reads a message of an iteration that was given up, with its slots
         memory = table.lease(slot, capacity)
         pieces = [memory[start : start + size] for start, size in zip(starts, pieces, strict=True)]
-    return unseal(pieces.pop(), pieces)
+    return unseal(rest or pieces.pop(), pieces)
 
 
 def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:
