@@ -31,27 +31,22 @@ rounds; ratios are medians (least to greatest).
 *fetch*, 16 connections: 0.90 of bare requests over HTTP (0.89 to 0.90) and 0.89 from S3, at 1.0 GB/s, with 0.53 CPU
 seconds per GB; bare requests take 0.25.
 
-*epoch*: 0.27 GB/s over HTTP and 0.30 from S3, 1.8 times as fast as webdataset (1.7 to 2.6), with 3.8 and 3.9 CPU
-seconds per GB; webdataset takes 6.7. That is 0.29 of 16 bare requests: the epoch lasts 1.5 s, of which 0.37 pass until
-the first batch, and both cores are busy with the server beside it. The first batch came 6.4 round trips of 20 ms beyond
-the local one and the transfer (aim 3), after 0.37 s (0.43 from S3); webdataset's came after 0.27 s. Each shard was
-sent 1.01 times.
-
-All of this was measured before existing objects were left out of garbage collection while a data set opens and workers
-start. Before that, a full collection of 0.1 s fell into the time to each first batch.
+*epoch*: 0.40 GB/s over HTTP (0.24 to 0.41) and from S3, 2.6 times as fast as webdataset (1.7 to 2.7), with 3.5 and 3.4
+CPU seconds per GB; webdataset takes 6.1. That is 0.43 of 16 bare requests: both cores are busy, with the server on them
+too. The first batch came 6.5 round trips of 20 ms beyond the local one and the transfer (aim 3), after 0.29 s;
+webdataset's came after 0.28 s. Each shard was sent 1.01 times.
 
 *wire*, beside webdataset, from the start of the process:
 
 | link | programs beside | whole epoch | the same from S3 | first batch | the same from S3 |
 | --- | --- | --- | --- | --- | --- |
-| 100 MB/s | 0 | 0.93 (0.92 to 0.97) | 0.93 | 1.01 (0.96 to 1.02) | 1.05 (0.99 to 1.06) |
-| 100 MB/s | 2 | 0.90 (0.85 to 0.97) | 0.96 | 1.27 (1.07 to 1.48) | 1.09 (1.07 to 1.12) |
-| 1 GB/s | 0 | 1.54 (1.41 to 1.60) | 1.51 | 1.09 (1.07 to 1.12) | 1.12 (1.11 to 1.18) |
-| 1 GB/s | 2 | 1.38 (1.37 to 1.57) | 1.48 | 1.11 (1.10 to 1.21) | 1.09 (0.98 to 1.21) |
+| 100 MB/s | 0 | 0.98 (0.96 to 1.01) | 0.99 | 0.89 (0.86 to 1.06) | 0.93 (0.86 to 1.01) |
+| 100 MB/s | 2 | 0.96 (0.93 to 0.97) | 0.97 | 1.02 (1.00 to 1.08) | 0.99 (0.97 to 1.21) |
+| 1 GB/s | 0 | 1.79 (1.68 to 1.87) | 1.80 | 1.04 (0.98 to 1.09) | 1.00 (0.96 to 1.01) |
+| 1 GB/s | 2 | 1.65 (1.64 to 1.68) | 1.59 | 1.05 (0.99 to 1.10) | 1.10 (1.00 to 1.38) |
 
-Over 100 MB/s, wdsdist reads 69 MB/s and webdataset 73: the start of the process takes 1.5 s of 6. A view of a tenth
-moves 1.05 times the bytes that it needs, single samples the same in one request each. webdataset takes 1.6 times the
-CPU seconds.
+CPU seconds per GB are 4.3 to 4.6 over 100 MB/s and 2.8 to 3.0 over 1 GB/s; webdataset takes 5.4 to 6.6. A view of a
+tenth moves 1.05 times the bytes that it needs, single samples the same in one request each.
 """
 
 from __future__ import annotations
