@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s
+from wdsdist._util.array_types import Int64s, distinct
 from wdsdist._util.validation import MOST_PROCESSES
 from wdsdist.batching.block_plan import BlockSamples, Rule, plan_block
 from wdsdist.distributed.run_once import kept
@@ -278,7 +278,7 @@ class PlannedEpoch:
             uses: dict[int, list[int]] = {}
             for step in range(block.steps):
                 if first + step >= batch:
-                    for shard in np.unique(block.batch(step, rank, self.rule).shards).tolist():
+                    for shard in distinct(block.batch(step, rank, self.rule).shards).tolist():
                         uses.setdefault(shard, [first + step, first + step])[1] = first + step
             yield from (Use(batches[0], batches[1], shard) for shard, batches in uses.items())
             first += block.steps

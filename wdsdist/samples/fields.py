@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.array_types import Int64s, distinct, runs
 from wdsdist._util.file_types import IMAGE_TYPES, MEDIA_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.codecs import DECODERS
@@ -106,7 +106,7 @@ class Fields:
         """
         if picks is None and self.are_all:
             return None
-        return partial(self.members, samples=None if picks is None else np.unique(picks).astype(np.int64))
+        return partial(self.members, samples=None if picks is None else distinct(picks.astype(np.int64)))
 
     def _indexes(self, layout: tuple[str, ...]) -> Int64s:
         """Return the indexes of chosen members in a layout; none if it lacks a field, which is an error later."""
