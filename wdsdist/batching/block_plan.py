@@ -35,7 +35,7 @@ class Rule:
     """How samples are made into batches: a value of `wdsdist.batching`, in the terms of a plan."""
 
     has_rows: bool = False
-    """Whether batches are rows, into which pieces of samples are packed."""
+    """Whether batches are packed sequences: rows of tokens, filled with pieces of samples."""
     budget: int = 0
     """The most tokens of a batch or row; 0 if samples of like lengths, or of one category, share a batch."""
     most: int = 0

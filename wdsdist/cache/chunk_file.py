@@ -74,7 +74,7 @@ class OpenCopy:
 
     @property
     def is_private(self) -> bool:
-        """Whether it lies in anonymous memory of this process, because it found no room in the cache."""
+        """Whether the copy is in anonymous memory of this process, because eviction left no room in the cache."""
         return self.file.is_in_memory
 
     def close(self) -> None:

@@ -205,7 +205,7 @@ class Job:
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
 
     def writes(self, name: str) -> bool:
-        """Return whether a file name is the name of a shard that this job writes, or of the index beside it."""
+        """Return whether this job writes a file of this name: one of its shards, or the index beside one."""
         number = shard_number(name)
         is_planned = number < self.first + self.shards or not self.shards
         own = shard_name(number, self.options.get("compress"))
@@ -255,7 +255,7 @@ def finished(target: Destination, job: Job, options: Options) -> Manifest | None
 
 
 def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[str, Any], *, overwrite: bool) -> Job:
-    """Prepare the destination for a job, under its lock: resume, overwrite or refuse; return the job as it is recorded.
+    """Resume, overwrite or refuse the destination for a packing job, under its lock; return the job as it is recorded.
 
     The job appends to the data set that is ``known``, if any: those shards stay. Shards that an earlier run of the same
     job wrote stay too, except the shards of an iterable, which is read from its start again; with ``overwrite``, the
@@ -292,7 +292,7 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
         first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
         job = replace(job, first=first, listed=len(known.counts))
     own = {name for name in present if shard_number(name) >= job.first and any(each.writes(name) for each in begun)}
-    is_foreign = known is None and not own  # no shard on record lies there
+    is_foreign = known is None and not own  # the ledger lists nothing that is present
     for name in present:
         if name not in own and (job.writes(name) or (is_foreign and (is_tar(name) or name == manifests.FILE_NAME))):
             raise DestinationExistsError(

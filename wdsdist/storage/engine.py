@@ -92,7 +92,7 @@ Task = Callable[[int, Sink, float], object]
 
 
 class Download:
-    """Handle of running requests; the end of its ``with`` block cancels what still runs.
+    """A running download, of one or more requests; the end of its ``with`` block cancels it.
 
     Args:
         location: a path or URL.
@@ -157,7 +157,7 @@ class Download:
         return Transfer(self._bytes, self._retries)
 
     def _progress(self) -> Iterator[str]:
-        """Yield what a warning says: the attempt, the bytes and the last error."""
+        """Yield the progress of the download for a warning: the retry attempt, the bytes and the last error."""
         yield f"attempt {self._attempts.failures + 1}"
         if self._size:
             yield f"{human(self._bytes)} of {human(self._size)}"

@@ -98,7 +98,7 @@ class LongWait:
         return time.monotonic() - self.began
 
     def warn(self, location: str, *details: str) -> None:
-        """Log that it lasts, and what is waited for; one line, however many threads wait."""
+        """Log a warning of a long wait for a download; one line, however many threads wait."""
         global _quiet_until
         if time.monotonic() >= _quiet_until:
             _quiet_until = time.monotonic() + policy.next_warning / 2
