@@ -11,6 +11,7 @@ import pytest
 TOOLS = Path(__file__).parents[2] / "tools" / "bench"
 RUNS = {
     "bench_batching": (["--ranks", "2", "--steps", "8", "--blocks", "1", "--documents", "400"], "packed rows"),
+    "bench_boundary": (["--samples", "128", "--epochs", "2", "--rounds", "1", "--data", "{tmp}"], "torch    waited"),
     "bench_cache": (["--processes", "4", "--seconds", "1"], "| publish needs |"),
     "bench_columns": (["--samples", "2000", "--shards", "7", "--data", "{tmp}"], "join:"),
     "bench_decode": (["--repeat", "1", "--passes", "1"], "wdsdist / a bare loop"),
