@@ -38,7 +38,7 @@ def add_columns(
     join: Tables | None = None,
     on: str | Mapping[str, str] = "key",
     only: Collection[str] | None = None,
-    overwrite: bool = False,
+    replace: bool = False,
     output: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -81,12 +81,12 @@ def add_columns(
                 if column is not None:
                     known = {shard: column.read(shard) for shard in np.flatnonzero(column.groups >= 0).tolist()}
                 values[name] = _concatenated(data, known)
-            values[name], differing = arrays.filled_up(values[name], others, overwrite=overwrite)
-            if differing and not overwrite:
+            values[name], differing = arrays.filled_up(values[name], others, overwrite=replace)
+            if differing and not replace:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"
                 raise ArgumentError(
-                    f"{has} {name!r} already than {origin}; nothing was written: pass {given('overwrite', True)}",
-                    argument="overwrite",
+                    f"{has} {name!r} already than {origin}; nothing was written: pass {given('replace', True)}",
+                    argument="replace",
                 )
             is_read = name in requested or (column is not None and column.is_read)
             write(name, values[name], dict.fromkeys([*(column.tables if column else ()), *paths]), is_read=is_read)
