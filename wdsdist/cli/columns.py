@@ -38,10 +38,10 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     order, and fills in missing values. Without these options, existing columns of members get the values of appended
     shards; join tables again. `wdsdist info` lists the columns.
     """
+    from wdsdist._util.arrow import KINDS
     from wdsdist.curation import column_file
     from wdsdist.curation.add import add_columns
     from wdsdist.curation.columns import column
-    from wdsdist.packing.tables.arrays import KINDS
 
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None

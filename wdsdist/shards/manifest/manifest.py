@@ -51,10 +51,10 @@ class Manifest(Listing):
             ArgumentError: there is no such column; the message names the most similar one.
             IndexFormatError: its file is damaged, or belongs to other samples.
         """
+        from wdsdist._util.arrow import to_numpy
         from wdsdist.curation import columns
-        from wdsdist.packing.tables import arrays
 
-        return arrays.to_numpy(columns.column(self, name))
+        return to_numpy(columns.column(self, name))
 
     def add_columns(
         self,
