@@ -140,7 +140,7 @@ def _filled_up(values: Any, others: Any, *, replace: bool = False) -> tuple[Any,
     differs = compute.not_equal(values, others)
     if str(both.type) == "double":
         differs = compute.and_not(differs, compute.and_(compute.is_nan(values), compute.is_nan(others)))
-    filled = compute.coalesce(others, values) if overwrite else compute.coalesce(values, others)
+    filled = compute.coalesce(others, values) if replace else compute.coalesce(values, others)
     return filled, compute.sum(differs).as_py() or 0
 
 
