@@ -1,64 +1,17 @@
-"""`wdsdist pack my_module:name DEST`."""
+"""`wdsdist pack SOURCE DEST`: what it advises, and what it says before it writes."""
 
 from __future__ import annotations
 
-import inspect
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.support import made
-
-BROKEN = """
-import itertools
-
-class Broken:
-    def __iter__(self):
-        yield from itertools.islice(samples(), 20)
-        raise OSError("no more")
-"""
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of a user in the current folder."""
-    (tmp_path / "my_module.py").write_text(inspect.getsource(made) + BROKEN)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_a_data_set_in_the_current_folder(wdsdist: Run, tmp_path: Path) -> None:
-    run = wdsdist("pack", "my_module:Squares", "dest", "--encode", "my_module:encode", "--shard-samples", 10)
-    assert re.fullmatch(rf"packed: 50 samples in 5 shards, .* KiB, in {tmp_path}/dest", run.stdout.splitlines()[0])
-    assert run.stderr.splitlines()[-1].startswith("packing: 100%, 50 of 50 samples, 5 of 5 shards")
-
-
-def test_an_iterable(wdsdist: Run, tmp_path: Path) -> None:
-    recognised = ["wdsdist: recognised: iterable, my_module:samples", "wdsdist: members: cls in 50, npy in 50"]
-    for word, said in (("packed", [*recognised, "packing: 50 samples, 5 shards, "]), ("packed already", [])):
-        run = wdsdist("pack", "my_module:samples", "dest", "--shard-samples", 10)
-        assert re.match(rf"{word}: 50 samples in 5 shards, .* KiB, in {tmp_path}/dest\n", run.stdout)
-        for line, beginning in zip(run.stderr.splitlines(), said, strict=True):
-            assert line.startswith(beginning)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["my_module:samples", "--seed", "0"], "--seed is given, but my_module:samples can be read in one order only"),
-        (["my_module:Squares"], "item 0 of my_module:Squares is a tuple, not a sample"),
-        (["my_module:Circles"], "has no attribute 'Circles'"),
-        (["my_modul:Squares"], "No module named 'my_modul'"),
-        (["my_module:Broken"], "my_module:Broken failed at sample 20: OSError: no more"),
-    ],
-)
-def test_what_goes_wrong_is_one_line(wdsdist: Run, arguments: list[str], message: str) -> None:
-    run = wdsdist("pack", arguments[0], "dest", *arguments[1:])
-    assert run.returncode == 2
-    [line] = run.stderr.splitlines()
-    assert line.startswith("wdsdist: error: ")
-    assert message in line
 
 
 def test_advice_names_options_as_they_are_typed(wdsdist: Run, tmp_path: Path) -> None:

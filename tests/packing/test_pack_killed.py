@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
+from tests.support import forked, made
 from tests.support.packing import DataBytes
 from tests.support.programs import command
 from wdsdist.diagnostics.verify import verify
@@ -40,14 +40,15 @@ def identities(paths: list[Path]) -> dict[str, tuple[int, int]]:
 def test_a_killed_run_is_continued_to_the_same_bytes(
     source: Path, tmp_path: Path, data_bytes: DataBytes, kind: str, workers: int
 ) -> None:
-    dest, packed = tmp_path / "dest", source if kind == "folder" else f"tests.support.made:{kind}"
-    pack(packed, tmp_path / "undisturbed", shard_samples=5)
-    kill_in_the_third_shard(packed, dest, workers)  # the workers end with their parent, or this waits for ever
+    dest, make = tmp_path / "dest", getattr(made, kind, lambda: source)
+    pack(make(), tmp_path / "undisturbed", shard_samples=5)
+    # The workers end with their parent, or this waits for ever.
+    kill_in_the_third_shard(source if kind == "folder" else kind, dest, workers)
     whole = [path for path in dest.glob("*.tar") if path.with_name(path.name + ".wdsindex").exists()]
     assert whole
     before = identities(whole)
 
-    pack(packed, dest, shard_samples=5, workers=workers)
+    pack(make(), dest, shard_samples=5, workers=workers)
     assert data_bytes(dest) == data_bytes(tmp_path / "undisturbed")  # hence no temporary files either
     assert identities(whole) == before or kind == "samples", "all samples of an iterable are made once more"
 

@@ -146,10 +146,10 @@ class TestAnIterable:
     def test_an_explicit_seed_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(
             ArgumentError,
-            match=r"^shuffle_seed is given, but tests\.support\.made\.samples can be read in one order only",
+            match=r"^shuffle_seed is given, but generator samples can be read in one order only",
         ):
-            pack(made.samples, tmp_path / "dest", shuffle_seed=0)
-        assert pack(made.samples, tmp_path / "dest").extra["shuffle_seed"] is None
+            pack(made.samples(), tmp_path / "dest", shuffle_seed=0)
+        assert pack(made.samples(), tmp_path / "dest").extra["shuffle_seed"] is None
 
     @pytest.mark.parametrize("keys", ["aab", "aba"])
     def test_keys_that_would_merge_samples_are_refused(self, tmp_path: Path, keys: str) -> None:

@@ -1,7 +1,7 @@
 """A program: packs a source, but stops in the middle of the third shard for ever, and says so on standard output.
 
-Arguments: source, dest, workers, and how to compress and whether to append, which may be left out. What it says is one
-byte.
+Arguments: source (a path, or the name of a function in `tests.support.made`), dest, workers, and how to compress and
+whether to append, which may be left out. What it says is one byte.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from tests.support import made
 from wdsdist.packing import pack, parallel, sources
 
 
@@ -49,7 +50,14 @@ def main(source: str, dest: str, workers: str, compress: str = "", append: str =
     parallel._ABREAST = 1  # one shard at a time, so that those before it are whole
     find = sources.find
     sources.find = lambda *args, **options: stalling(find(*args, **options))
-    pack(source, dest, shard_samples=5, workers=int(workers), compress=compress or None, append=bool(append))
+    pack(
+        getattr(made, source, lambda: source)(),
+        dest,
+        shard_samples=5,
+        workers=int(workers),
+        compress=compress or None,
+        append=bool(append),
+    )
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ def encode(item: tuple[np.ndarray, int]) -> dict[str, Any]:
     return {"__key__": f"squares/{math.isqrt(item[1]):03}", "npy": item[0], "cls": item[1]}
 
 
+def squares() -> list[dict[str, Any]]:
+    """Return the samples of `Squares`."""
+    return [encode(Squares()[index]) for index in range(50)]
+
+
 def samples(length: int = 50) -> Iterator[dict[str, Any]]:
     """Yield the samples of `Squares`."""
     squares = Squares(length)
     for index in range(length):
         yield encode(squares[index])
-
-
-squares = [encode(Squares()[index]) for index in range(50)]
-
-not_made = 7

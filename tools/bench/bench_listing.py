@@ -134,10 +134,10 @@ def list_folder(members: int) -> object:
     """List a folder of files that are not there."""
     every = names(members)
 
-    folders = {b"%04d/" % number: Folder() for number in range(FOLDERS)}
+    folders = {f"{number:04}/": Folder() for number in range(FOLDERS)}
     for folder in folders.values():
         for _ in range(members // FOLDERS):
-            folder.add(next(every).partition("/")[2].encode(), 0, mtime_ns=0)
+            folder.add(next(every).partition("/")[2], 0, mtime_ns=0)
     return list_samples(folders)
 
 

@@ -156,11 +156,11 @@ def listing(count: int) -> None:
     from wdsdist.packing.plan import make_plan
     from wdsdist.packing.sources.listing import Folder, list_samples
 
-    folders: dict[bytes, Folder] = {}
+    folders: dict[str, Folder] = {}
     for number in range(count):
-        path = b"n%08d/" % (number // PER_FOLDER)
+        path = f"n{number // PER_FOLDER:08}/"
         folder = folders.setdefault(path, Folder())
-        folder.add(b"%s_%08d.JPEG" % (path[:-1], number), 110_000 + number % 1000, mtime_ns=number)
+        folder.add(f"{path[:-1]}_{number:08}.JPEG", 110_000 + number % 1000, mtime_ns=number)
 
     def report(what: str, began: float) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6

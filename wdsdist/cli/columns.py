@@ -14,7 +14,7 @@ from wdsdist.cli.output import meter, say
 @command(
     "wdsdist columns shards --field json.width --probe jpg.width",
     "wdsdist columns shards --join scores.parquet --on key=id",
-    join="join on only overwrite",
+    join="join on only replace",
     advanced="output workers",
 )
 @of_shards
@@ -25,7 +25,7 @@ from wdsdist.cli.output import meter, say
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
-@click.option("--overwrite", is_flag=True, help="Replace values that differ from TABLE.")
+@click.option("--replace", is_flag=True, help="Replace values that differ from TABLE.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
 @click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
 @quiet_option
@@ -38,10 +38,10 @@ def columns(shards: tuple[str, ...], on: str, quiet: bool, **options: Any) -> No
     order, and fills in missing values. Without these options, existing columns of members get the values of appended
     shards; join tables again. `wdsdist info` lists the columns.
     """
+    from wdsdist._util.arrow import KINDS
     from wdsdist.curation import column_file
     from wdsdist.curation.add import add_columns
     from wdsdist.curation.columns import column
-    from wdsdist.packing.tables.arrays import KINDS
 
     own, _, theirs = on.partition("=")
     options["only"], options["join"] = options["only"] or None, [*options["join"]] or None

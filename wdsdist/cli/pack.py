@@ -64,7 +64,7 @@ def options_of(*classes: type) -> Callable[[Callable[..., None]], Callable[..., 
 @command(
     "wdsdist pack photos shards --class-folders",
     "wdsdist pack captions.csv s3://bucket/captions --shard-bytes 256MiB",
-    source="kind key class_folders splits columns root encode on_error check_decode",
+    source="kind key class_folders splits columns root on_error check_decode",
     shards="shard_bytes shard_samples shuffle_seed no_shuffle compress",
     images="max_side quality store max_pixels",
     advanced="append overwrite workers engine address scope",
@@ -99,9 +99,7 @@ def pack(
     SOURCE is a folder of files, a .zip or .tar archive of files, a table (.csv, .tsv, .jsonl, .parquet, .arrow, or a
     folder that datasets' save_to_disk wrote), WebDataset shards, an IDX set such as mnist/train, or a URL of one of
     these. In a folder, files that share a path up to the first dot of their names are one sample; in a table, each row
-    is a sample. SOURCE can also name a data set in Python, an iterable of samples, or a function that returns one, as
-    my_module:make_dataset. After an interruption, the same command continues; if the data set is complete, it returns
-    at once.
+    is a sample. After an interruption, the same command continues; if the data set is complete, it returns at once.
     """
     if address is not None and engine == "local":
         raise click.UsageError("--address goes with --engine dask or ray")

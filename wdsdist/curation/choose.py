@@ -15,12 +15,12 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import concatenated, pyarrow, to_numpy
 from wdsdist._util.validation import as_number, check_column, check_integer, check_path, counted
 from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
 from wdsdist.errors import ArgumentError, IndexFormatError, given
-from wdsdist.packing.tables import arrays
-from wdsdist.packing.tables.arrays import pyarrow
+from wdsdist.packing.tables.arrays import from_values
 from wdsdist.packing.tables.table import read_list
 from wdsdist.shards import view_file
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
@@ -83,7 +83,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
         picks, shards = data.picks, np.flatnonzero(data.counts).tolist()
         read = fields.read_all(data.whole, fields.checked(data.whole, [on]), shards)
         parts = (read[n][on] if picks is None else read[n][on].take(pyarrow().array(picks.of_shard(n))) for n in shards)
-        own = arrays.concatenated(parts)
+        own = concatenated(parts)
     else:
         raise columns.unknown(data, on, known)
     note: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def _is_listed(data: Manifest, argument: str, values: Any, on: str) -> tuple[npt
         label, note["from"] = storage.shown(location), location
         listed = read_list(location, on, data.client_options)
     elif isinstance(values, Iterable) and not isinstance(values, bytes):
-        listed = arrays.from_values(value.item() if isinstance(value, np.generic) else value for value in values)
+        listed = from_values(value.item() if isinstance(value, np.generic) else value for value in values)
         label = note["from"] = counted(len(listed), "value")
         if len(listed) <= _FEW:
             note["list"] = listed.cast("large_string").to_pylist()
@@ -237,7 +237,7 @@ def _numbers(manifest: Manifest, values: npt.ArrayLike, what: str) -> tuple[npt.
                 f"the column {values!r} has no value for {counted(column.null_count, 'sample')}: to {what}, it must "
                 f"have a number for each; choose the others, as in data.select('\"{values}\" IS NOT NULL')"
             )
-        return arrays.to_numpy(column).astype(np.float64), values
+        return to_numpy(column).astype(np.float64), values
     number = as_number(values)
     if number is not None:
         return np.full(manifest.num_samples, number, np.float64), number

@@ -25,11 +25,10 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import KINDS, filled, pyarrow
 from wdsdist._util.files import atomic_write, lies_in, locked, mapped, writing
 from wdsdist._util.host import is_own_file, make_dirs, user_dir
 from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, StorageError, WdsdistError, given
-from wdsdist.packing.tables import arrays
-from wdsdist.packing.tables.arrays import pyarrow
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest
@@ -113,7 +112,7 @@ def load(manifest: Manifest, name: str) -> StoredColumn | None:
             known, kinds = groups[groups >= 0], [str(field.type) for field in file.schema_arrow]
             if len(groups) and not len(known):
                 raise ValueError("it holds the values of other samples than the data set has now")
-            is_current = notes["version"] == _VERSION and kinds in [[kind] for kind in arrays.KINDS]
+            is_current = notes["version"] == _VERSION and kinds in [[kind] for kind in KINDS]
             if not (is_current and np.array_equal(counts[known], manifest.counts[groups >= 0])):
                 raise ValueError("its parts do not fit together")
         except Exception as error:  # Arrow and JSON have many for bytes that were altered
@@ -206,9 +205,9 @@ def _write(
 
 def _digest(values: Any) -> int:
     """Return a hash of the values of a shard, which planned batches compare between ranks and after a resume."""
-    filled, is_missing = arrays.filled(values), values.is_null()
-    filled = filled.cast("int8") if str(filled.type) == "bool" else filled
-    batch = pyarrow().record_batch([filled, is_missing.cast("int8")], names=["values", "missing"])
+    whole, is_missing = filled(values), values.is_null()
+    whole = whole.cast("int8") if str(whole.type) == "bool" else whole
+    batch = pyarrow().record_batch([whole, is_missing.cast("int8")], names=["values", "missing"])
     return int(xxhash.xxh3_64(batch.serialize()).intdigest())
 
 

@@ -16,12 +16,12 @@ import xxhash
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import concatenated, filled, pyarrow
 from wdsdist._util.validation import check_column, hint
 from wdsdist.curation import column_file
 from wdsdist.curation.column_file import BYTES, KEY, SHARD, StoredColumn, is_free
 from wdsdist.errors import ArgumentError, DestinationError
-from wdsdist.packing.tables import arrays
-from wdsdist.packing.tables.arrays import pyarrow
+from wdsdist.packing.tables.arrays import from_values
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import extensions_in, shard_index, shard_indexes
@@ -69,7 +69,7 @@ def column(manifest: Manifest, name: str) -> Any:
     pyarrow("columns")
     keep_classes(manifest, [name])
     parts = [ColumnReader(part, name).read(np.flatnonzero(part.counts).tolist()) for part in manifest.data_sets]
-    return arrays.concatenated(parts)
+    return concatenated(parts)
 
 
 def keep_classes(manifest: Manifest, used: Collection[str]) -> None:
@@ -128,7 +128,7 @@ class ColumnReader:
         is_indexed, picks = self._item_size or self.name == KEY, None if self.is_part else self.manifest.picks
         indexes = shard_indexes(self._whole, shards) if is_indexed else ((number, None) for number in shards)
         values = ((number, self.of_shard(number, index)) for number, index in indexes)
-        return arrays.concatenated(
+        return concatenated(
             array if picks is None else array.take(pyarrow().array(picks.of_shard(number))) for number, array in values
         )
 
@@ -165,7 +165,7 @@ class ColumnReader:
         if self._item_size:  # without pyarrow
             return self._sizes(shard_index(self._whole, number))
         values = self.of_shard(number)
-        missing, values = values.is_null().to_numpy(zero_copy_only=False), arrays.filled(values)
+        missing, values = values.is_null().to_numpy(zero_copy_only=False), filled(values)
         if str(values.type) == "large_string":
             hashes = (xxhash.xxh3_64_intdigest(string.encode()) for string in values.to_pylist())
             return np.fromiter(hashes, np.uint64, len(values)), missing
@@ -187,7 +187,7 @@ def _keys(index: ShardIndex) -> Any:
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
-        return arrays.from_values(keys.cast("large_binary", safe=False).to_pylist())
+        return from_values(keys.cast("large_binary", safe=False).to_pylist())
     return keys
 
 

@@ -25,7 +25,7 @@ from wdsdist.curation.column_file import KEY, file_name, is_free
 from wdsdist.curation.columns import members_of
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
-from wdsdist.packing.tables import arrays
+from wdsdist.packing.tables.arrays import from_values
 from wdsdist.samples.images.decode import EncodedImage
 from wdsdist.samples.member_reader import open_source
 from wdsdist.shards.progress import Report, reported
@@ -252,7 +252,7 @@ def read(manifest: Manifest, fields: Sequence[str], number: int, most: int | Non
                         values[name][sample] = reading.value(parsed[key])
                 except (ValueError, RecursionError, ExtraMissingError) as error:
                     unreadable[name].append(f"{manifest.shown_name(number)}: {index.key(sample)}: {error}")
-    return {name: arrays.from_values(values[name]) for name in fields}, unreadable
+    return {name: from_values(values[name]) for name in fields}, unreadable
 
 
 def _needed(members: Iterable[Int64s]) -> Int64s:

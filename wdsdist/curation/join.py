@@ -15,14 +15,13 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import concatenated, pyarrow
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import hint
 from wdsdist.curation import column_file, fields
 from wdsdist.curation.columns import ColumnReader
 from wdsdist.curation.query import connected
 from wdsdist.errors import ArgumentError, given
-from wdsdist.packing.tables import arrays
-from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import open_at
 from wdsdist.shards.open import matching
 from wdsdist.shards.shard_indexes import shard_index
@@ -101,7 +100,7 @@ class JoinedTables:
         parts = list[Any]()
         for table in self._tables:
             parts += table.values(name) if name in table.schema.names else [pyarrow().nulls(table.num_rows)]
-        return arrays.concatenated(parts)
+        return concatenated(parts)
 
 
 def match(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wdsdist._util.arrow import pyarrow
 from wdsdist._util.extras import extra
 from wdsdist.curation.columns import ColumnReader, keep_classes, names
 from wdsdist.errors import ArgumentError, given
-from wdsdist.packing.tables.arrays import pyarrow
 
 if TYPE_CHECKING:
     from wdsdist.shards.manifest import Manifest

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import KINDS, concatenated
 from wdsdist.curation import column_file, columns
 from wdsdist.diagnostics.epoch_report import evenly
 from wdsdist.diagnostics.view import figures
 from wdsdist.errors import ArgumentError, WdsdistError
-from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import shard_indexes
 from wdsdist.shards.source import picks_of
@@ -123,15 +123,13 @@ def _class_counts(manifest: Manifest, problems: list[str]) -> dict[str, int] | N
         is_small = manifest.num_samples <= _MEMBERS and not manifest.is_copied.any()
         if not readers or not (is_small or all(reader.stored is not None for reader in readers)):
             return None
-        values = arrays.concatenated(
-            [reader.read(np.flatnonzero(reader.manifest.counts).tolist()) for reader in readers]
-        )
+        values = concatenated([reader.read(np.flatnonzero(reader.manifest.counts).tolist()) for reader in readers])
     except ArgumentError:  # samples have no cls, or its file lacks the newest shards, as the figures of columns say
         return None
     except WdsdistError as error:
         problems.append(f"classes were not counted: {error}")
         return None
-    if arrays.KINDS[str(values.type)] not in ("int", "string") or values.null_count == len(values):
+    if KINDS[str(values.type)] not in ("int", "string") or values.null_count == len(values):
         return None
     rows = values.drop_null().value_counts().to_pylist()
     if len(rows) > _CLASSES:

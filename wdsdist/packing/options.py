@@ -114,9 +114,7 @@ class Options:
     root: str | os.PathLike[str] | None = option(
         None, "Folder for the paths in a table.  [default: the folder of the table]", metavar="DIR"
     )
-    encode: Encode | str | None = option(
-        None, "Function from an item of a Python data set to a sample, such as my_module:encode.", metavar="NAME"
-    )
+    encode: Encode | None = option(None, "Function from an item of a Python data set to a sample.", hidden=True)
     images: Images = option(None, "How images are encoded again.", hidden=True, decides=True)
     check_decode: bool = option(False, "Decode all members, to find damaged ones.", decides=True)
     compress: str | None = option(

@@ -47,7 +47,7 @@ def pack(
     class_folders: bool | None = None,
     columns: Mapping[str, str] | None = None,
     root: str | os.PathLike[str] | None = None,
-    encode: Encode | str | None = None,
+    encode: Encode | None = None,
     images: Images | None = None,
     check_decode: bool = False,
     compress: str | None = None,
@@ -72,8 +72,7 @@ def pack(
             a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
             pattern), or a folder by ``save_to_disk`` of ``datasets``; or a URL of any of these. Or a Python object: a
             data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``, which is a
-            table unless ``encode`` is given; an iterable of samples; a function that returns one of these; or its name,
-            ``my_module:name``.
+            table unless ``encode`` is given; or an iterable of samples.
         dest: the folder for the shards, which is made if it does not exist; or a URL that fsspec can write, without a
             lock against a second packer.
         shard_bytes: the most bytes of a shard, or a string such as ``"256MiB"``; a larger sample gets a shard of its
@@ -98,10 +97,10 @@ def pack(
             the rules of `wdsdist.packing.sources.columns`.
         root: for a table, the local folder of the paths in it; by default the folder of the table. A path that leads
             out of it is an error.
-        encode: for a Python data set, a function from an item to a sample, or its name, ``my_module:encode``. A sample
-            is a dict of members by extension, and perhaps ``"__key__"``, by default the item's number. By default the
-            items are samples. Arrays and tensors in fields without a known extension, such as ``input_ids``, are stored
-            as raw numbers; ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
+        encode: for a Python data set, a function from an item to a sample. A sample is a dict of members by extension,
+            and perhaps ``"__key__"``, by default the item's number. By default the items are samples. Arrays and
+            tensors in fields without a known extension, such as ``input_ids``, are stored as raw numbers;
+            ``manifest.extra["arrays"]`` has their types, so that ``decode=True`` reads them.
         images: how to re-encode images, scaled down or as pixels: `wdsdist.packing.Images`. Off by default.
         check_decode: whether all members must decode, images to their last pixel.
         compress: ``"zst"`` compresses shards with zstd at level 3, ``"zst:19"`` at level 19 of 1 to 22. ``shard_bytes``

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import KINDS, to_numpy
 from wdsdist.curation import columns
 from wdsdist.diagnostics.epoch_report import evenly
-from wdsdist.packing.tables import arrays
 from wdsdist.shards.manifest import Manifest
 
 _BINS = 32
@@ -38,9 +38,9 @@ def of_column(
     total = len(column)
     if total > most:
         column = column.take(evenly(total, most))
-    kind = arrays.KINDS[str(column.type)]
+    kind = KINDS[str(column.type)]
     about = {"name": name, "kind": kind, "samples": len(column), "missing": column.null_count, "of": total}
-    values = arrays.to_numpy(column.drop_null())
+    values = to_numpy(column.drop_null())
     if kind in ("int", "float"):
         values = values[np.isfinite(values)]
         if not len(values):

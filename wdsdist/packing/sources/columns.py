@@ -33,10 +33,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from wdsdist._util.arrow import pyarrow
 from wdsdist._util.file_types import extension_of, last_part
 from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing.sources.source import READERS_NOTES
-from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
+from wdsdist.packing.tables.arrays import JSON_TEXT
 from wdsdist.packing.tables.table import Table
 
 KEY = "__key__"

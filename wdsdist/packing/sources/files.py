@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, decoded, list_samples, shown
+from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, list_samples, shown
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.packing.tables.table import NOTES, kind_of
 from wdsdist.shards.tar import FIRST_DOT, LAST_DOT
@@ -75,19 +74,17 @@ class Files:
     """Number of skipped entries, which belong to no sample, by reason."""
     left_out: list[LeftOut] = field(default_factory=list)
     """The files that are left out before samples are formed, with reasons."""
-    folders: dict[bytes, Folder] = field(default_factory=lambda: {b"": Folder()})
+    folders: dict[str, Folder] = field(default_factory=lambda: {"": Folder()})
     """By path, with a slash at its end."""
 
-    def leave_out(self, path: str | bytes, problem: str) -> None:
+    def leave_out(self, path: str, problem: str) -> None:
         """Note something that cannot be read."""
         self.left_out.append(LeftOut(shown(path), f"{shown(path).rstrip('/')} {problem}"))
 
-    def add(
-        self, path: bytes, name: bytes, size: int, problem: str = "", *, mtime_ns: int = 0, position: int = 0
-    ) -> None:
+    def add(self, path: str, name: str, size: int, problem: str = "", *, mtime_ns: int = 0, position: int = 0) -> None:
         """Add a file to the folder at a path; ``problem`` is why its sample cannot be packed, if it cannot."""
         full = path + name
-        if not full.isascii() and not is_text(decoded(full)):
+        if not full.isascii() and not is_text(full):
             problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if problem:
             self.folders[path].problems[name] = f"{shown(full)} {problem}"
@@ -102,7 +99,8 @@ class Files:
         parts = [part for part in name.split("/") if part not in ("", ".")]
         is_folder = name.endswith("/")
         path = "/".join((*parts, "")) if is_folder else "/".join(parts)
-        folder = path[: path.rfind("/") + 1].encode("utf-8", "surrogateescape")
+        folder, _, own = path.rpartition("/")
+        folder += "/" if folder else ""
         if ".." in name and ".." in re.split(r"[/\\]", name):
             self.leave_out(name, "leads out of the archive: make the archive again")
         elif clutter := CLUTTER_FOLDERS.intersection(path.split("/")[:-1]):
@@ -119,25 +117,37 @@ class Files:
                 return
             if size > _MOST_BYTES:
                 size, problem = 0, f"has the impossible size {size:,}: fetch the archive again"
-            own = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
             self.add(folder, own, size, problem, position=position)
 
-    def root(self, options: Options) -> bytes:
+    def root(self, options: Options) -> str:
         """Return the folder that the keys of an archive start from: the one around everything, or a split in it.
 
         What ``tar cf photos.tar photos`` writes has the samples of the folder ``photos``. A single class
         folder is not around everything.
         """
         filled = [path for path, folder in self.folders.items() if folder.names]
-        common = os.path.commonprefix(filled) or b""  # noqa: RUF071 - cut at a slash below
-        root = common[: common.rfind(b"/") + 1]
+        common = os.path.commonprefix(filled)  # noqa: RUF071 - cut at a slash below
+        root = common[: common.rfind("/") + 1]
         if options.class_folders and filled == [root]:
-            root = root[: root.rfind(b"/", 0, -1) + 1]
+            root = root[: root.rfind("/", 0, -1) + 1]
         if options.split is not None:
-            root += f"{options.split}/".encode()
+            root += f"{options.split}/"
             if not any(path.startswith(root) for path in self.folders):
                 raise SourceError(f"{self.label} holds no folder {options.split!r}: name one that lies directly in it")
         return root
+
+    def _classes(self, root: str, below: list[str], tops: list[str], options: Options) -> tuple[str, ...]:
+        """Return the classes: the folders directly under the root, sorted as in torchvision's ``ImageFolder``.
+
+        ``below`` are the folders under the root, and ``tops`` the names of the outermost. Raises `SourceError` for one
+        of these without a file.
+        """
+        filled = {path[len(root) :].partition("/")[0] for path in below if self.folders[path].names} - {""}
+        if options.classes is None and (empty := sorted(set(tops) - filled)):
+            problem = f"class folder {self.label}/{empty[0]} holds no sample, and its number would shift the classes"
+            raise SourceError(f"{problem} after it: remove it, or pack with {given('class_folders', False)}")
+        known = options.classes or ()
+        return (*known, *sorted(filled.difference(known)))
 
     def source(
         self,
@@ -146,7 +156,7 @@ class Files:
         make: Callable[..., Iterator[Sample]],
         *arguments: Any,
         state: str,
-        root: bytes = b"",
+        root: str = "",
     ) -> Source:
         """Return the source of all files below a ``root``.
 
@@ -157,8 +167,8 @@ class Files:
         for folders that cannot be the classes that they are to be; `ArgumentError` for names that need a key rule.
         """
         label, skipped = self.label, Counter(self.skipped)
-        below = (path[len(root) :] for path in self.folders if path.startswith(root))
-        tops = sorted({decoded(path.partition(b"/")[0]) for path in below} - {""})
+        below = [path for path in self.folders if path.startswith(root)]
+        tops = sorted({path[len(root) :].partition("/")[0] for path in below} - {""})
         splits = sorted(filter(_SPLIT.fullmatch, tops), key=lambda name: ("train" not in name, name))
         if options.class_folders is not False and options.split is None and len(splits) > 1:
             error = SplitsError(
@@ -170,11 +180,11 @@ class Files:
             raise error
         rule = options.key
         if options.class_folders and rule is None:
-            inside = [folder.names for path, folder in self.folders.items() if path.startswith(root) and path != root]
-            own = b"".join(inside).split(b"\0")[:-1]
+            own = b"".join(self.folders[path].names for path in below if path != root).split(b"\0")[:-1]
             if all(map(_IMAGE.search, own)):  # each image is a sample
                 rule = LAST_DOT if any(name.count(b".") > 1 for name in own) else FIRST_DOT
-        listing = list_samples(self.folders, root, rule or FIRST_DOT)
+        classes = self._classes(root, below, tops, options) if options.class_folders else None
+        listing = replace(list_samples(self.folders, root, rule or FIRST_DOT), classes=classes)
         index, wrong = listing.index, listing.problems
         left_out = sorted(self.left_out, key=lambda sample: sample.key)
         left_out += [LeftOut(shown(listing.key(sample)), why) for sample, why in wrong.items()]
@@ -190,16 +200,18 @@ class Files:
             files = np.unique(index.extension_ids, return_index=True)[1].tolist()
             names = {index.extensions[index.extension_ids[file]]: shown(listing.path(file)) for file in files}
             check_extensions(label, names, strict=True)
-        classes, stray = _find_classes(label, listing, tops, options)
-        listing = replace(listing, classes=classes)
-        numbers = np.setdiff1d(np.arange(index.num_samples), np.append(stray, sorted(wrong)).astype(np.int64))
+        if classes is not None and "cls" in map(str.lower, index.extensions):
+            raise SourceError(
+                f"{label} holds cls files, which give classes already: pack with {given('class_folders', False)}"
+            )
+        num_stray = 0 if classes is None else listing.num_outermost
+        numbers = np.setdiff1d(np.arange(num_stray, index.num_samples), sorted(wrong))
         if not len(numbers):
             why = f"for instance: {wrong[min(wrong)]}" if wrong else "because no file lies in a class folder"
             raise SourceError(f"{label} holds no sample that can be packed, {why}")
-        if len(stray):
-            first = shown(listing.path(int(index.sample_starts[stray[0]])))
-            count = int(np.diff(index.sample_starts)[stray].sum())
-            skipped[f"file beside the class folders, such as {first}"] = count
+        if num_stray:
+            what = f"file beside the class folders, such as {shown(listing.path(0))}"
+            skipped[what] = int(index.sample_starts[num_stray])
         state = f"{state}\0{classes}\0{listing.digest}\0{[sample.key for sample in left_out]}"
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
@@ -209,13 +221,8 @@ class Files:
             facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
             if options.class_folders is None and len(tops) > 1:
                 facts["folders"] += f"; {given('class_folders', True)} makes them classes"
-        tables = [kind_of(f"x.{extension}") is not None for extension in index.extensions]
-        for title, chosen in (
-            ("empty files", index.sizes == 0),
-            ("tables packed as files, not as rows", np.array(tables)[index.extension_ids]),
-        ):
-            if len(files := np.flatnonzero(chosen)):
-                facts[title] = f"{len(files):,}, such as {shown(listing.path(int(files[0])))}"
+        if len(empty := np.flatnonzero(index.sizes == 0)):
+            facts["empty files"] = f"{len(empty):,}, such as {shown(listing.path(int(empty[0])))}"
 
         def load() -> Contents:
             return Contents(
@@ -228,32 +235,6 @@ class Files:
             )
 
         return Source(kind, label, state, load)
-
-
-def _find_classes(
-    label: str, listing: Listing, folders: list[str], options: Options
-) -> tuple[tuple[str, ...] | None, Int64s]:
-    """Return the classes, and int64: the samples beside the class folders, which are not packed.
-
-    If the options say so, the ``folders`` directly under the root are the classes, sorted as in torchvision's
-    ``ImageFolder``; else there are no classes (``None``).
-
-    Raises `SourceError` for a folder without a sample, and for files that give classes already.
-    """
-    if not options.class_folders:
-        return None, np.empty(0, np.int64)
-    if "cls" in map(str.lower, listing.index.extensions):
-        raise SourceError(
-            f"{label} holds cls files, which give classes already: pack with {given('class_folders', False)}"
-        )
-    filled = {folder.partition("/")[0] for folder in listing.folders} - {""}
-    if options.classes is None and (empty := sorted(set(folders) - filled)):
-        problem = f"class folder {label}/{empty[0]} holds no sample, and its number would shift the classes after it"
-        raise SourceError(f"{problem}: remove it, or pack with {given('class_folders', False)}")
-    known = options.classes or ()
-    is_stray = [folder == "" for folder in listing.folders]
-    stray = np.flatnonzero(np.repeat(is_stray, np.diff(listing.folder_samples)))
-    return (*known, *sorted(filled - set(known))), stray
 
 
 def _refuse_containers(label: str, listing: Listing) -> None:
@@ -277,21 +258,23 @@ def _refuse_containers(label: str, listing: Listing) -> None:
 
 def find_folder(candidate: Candidate, options: Options) -> Source | None:
     """List the samples of a folder; return ``None`` if the candidate is not a folder."""
-    root = candidate.path
     if candidate.names is None:
         return None
-    files, status = Files(str(root)), root.stat()
+    files, root, status = Files(str(candidate.path)), f"{candidate.path}/", candidate.path.stat()
     # Each folder to list, with the identities (device and inode) of the folder and of those around it.
-    todo = [(b"", frozenset({(status.st_dev, status.st_ino)}))]
+    todo = [("", frozenset({(status.st_dev, status.st_ino)}))]
     while todo:
         path, above = todo.pop()
         try:
-            with os.scandir(os.fsencode(root) + b"/" + path) as entries:
+            with os.scandir(root + path) as entries:
                 for entry in entries:
-                    todo += _add(files, path, entry, above)
+                    if not entry.name.startswith("."):
+                        todo += _listed(files, path, entry, above)
+                    else:
+                        files.skipped[HIDDEN] += 1
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
-    read = functools.partial(_local, f"{root}/")
+    read = functools.partial(_local, root)
     return files.source("folder", options, file_samples, read, None, state="folder")
 
 
@@ -299,41 +282,35 @@ def _local(above: str, path: str, size: int, _: int) -> FilePayload:
     return FilePayload(above + path, size)
 
 
-def _add(
-    files: Files, path: bytes, entry: os.DirEntry[bytes], above: frozenset[tuple[int, int]]
-) -> list[tuple[bytes, frozenset[tuple[int, int]]]]:
-    """Add a directory entry: a file to the files, of a folder return its path and the identities to list it with."""
-    if entry.name.startswith(b"."):
-        files.skipped[HIDDEN] += 1
-        return []
+def _listed(
+    files: Files, path: str, entry: os.DirEntry[str], above: frozenset[tuple[int, int]]
+) -> Iterator[tuple[str, frozenset[tuple[int, int]]]]:
+    """Add a directory entry: a file to the files; of a folder, yield its path and the identities to list it with."""
     inner = path + entry.name
-    name = decoded(inner)
-    is_member = split_name(name) is not None
+    is_member = split_name(inner) is not None
     try:
         status = entry.stat()
     except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
         is_gone = isinstance(error, FileNotFoundError)
+        what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
+        problem = f"{what}: repair it or remove it"
         if is_member:
-            what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
-            files.add(path, entry.name, 0, f"{what}: repair it or remove it")
-        elif is_gone:
-            files.skipped[why_skipped(name)] += 1
+            files.add(path, entry.name, 0, problem)
         else:
-            files.leave_out(inner, f"cannot be listed ({error.strerror}): repair it or move it away")
-        return []
+            files.leave_out(inner, problem)
+        return
     identity = status.st_dev, status.st_ino
     if stat.S_ISDIR(status.st_mode):
-        if decoded(entry.name) in CLUTTER_FOLDERS:
+        if entry.name in CLUTTER_FOLDERS:
             files.skipped["folder of the system, such as __MACOSX"] += 1
         elif identity in above:  # followed, it would be listed without end
             files.skipped["link to a folder around it"] += 1
         else:
-            files.folders[inner + b"/"] = Folder()
-            return [(inner + b"/", above | {identity})]
+            files.folders[f"{inner}/"] = Folder()
+            yield f"{inner}/", above | {identity}
     elif not is_member:
-        files.skipped[why_skipped(name)] += 1
+        files.skipped[why_skipped(inner)] += 1
     elif not stat.S_ISREG(status.st_mode):
         files.skipped["device, pipe or socket"] += 1
     else:
         files.add(path, entry.name, status.st_size, mtime_ns=status.st_mtime_ns)
-    return []

@@ -28,14 +28,9 @@ ListedSample = tuple[str, list[tuple[str, bytes | tuple[str, int, int]]]]
 """A key, and its members: the extension, and the path, size and position (0 in a folder) of the file, or the data."""
 
 
-def shown(path: str | bytes | os.PathLike[str]) -> str:
+def shown(path: str | os.PathLike[str]) -> str:
     """Return a path fit for a message: bytes that are not UTF-8, and control characters, are written as escapes."""
     return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
-
-
-def decoded(path: bytes | bytearray) -> str:
-    """Return a path as a string; bytes that are not UTF-8 are surrogates in it."""
-    return path.decode("utf-8", "surrogateescape")
 
 
 @dataclass(slots=True)
@@ -46,26 +41,24 @@ class Folder:
     """A NUL after each name, for no name holds one."""
     numbers: array[int] = field(default_factory=lambda: array("q"))
     """Three for each file: its size, its time, and its position."""
-    problems: dict[bytes, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     """What is wrong with a file, by its name."""
 
-    def add(self, name: bytes, size: int, *, mtime_ns: int = 0, position: int = 0) -> None:
+    def add(self, name: str, size: int, *, mtime_ns: int = 0, position: int = 0) -> None:
         """Add a file: its name has a key and an extension. ``position`` is where an archive holds it."""
-        self.names += name + b"\0"
+        self.names += name.encode("utf-8", "surrogateescape") + b"\0"
         self.numbers.extend((size, mtime_ns, position))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """Files in the order of their samples, in ``f`` folders."""
+    """Files in the order of their samples."""
 
-    folders: list[str]
-    """The paths of the ``f`` folders, each with a slash at its end; the outermost one is empty."""
-    folder_samples: Int64s
-    """int64 [f + 1]: the first sample of each folder, and the number of samples."""
     index: ShardIndex
-    """The samples, by their keys within their folders, with dots that are not escaped. The members are the files; their
-    offsets are where an archive holds them, 0 for files of a folder."""
+    """The samples, by their keys: paths from the outermost folder, with dots that are not escaped. The members are the
+    files; their offsets are where an archive holds them, 0 for files of a folder."""
+    num_outermost: int
+    """Samples that lie directly in the outermost folder; they come first."""
     problems: Mapping[int, str]
     """Errors of samples that cannot be packed, by the sample's number: what is wrong with one of its files."""
     digest: str
@@ -73,19 +66,15 @@ class Listing:
     classes: tuple[str, ...] | None = None
     """The outermost folders, if the number of its folder is to be the ``cls`` of each sample."""
 
-    def folder_of(self, sample: int) -> str:
-        """Return the path of the folder of a sample."""
-        return self.folders[int(np.searchsorted(self.folder_samples, sample, side="right")) - 1]
-
     def path(self, file: int) -> str:
         """Return a file's path from the outermost folder; bytes that are not UTF-8 are surrogates in it."""
         sample = int(np.searchsorted(self.index.sample_starts, file, side="right")) - 1
         extension = self.index.extensions[self.index.extension_ids[file]]
-        return f"{self.folder_of(sample)}{self.index.key(sample)}.{extension}"
+        return f"{self.index.key(sample)}.{extension}"
 
     def key(self, sample: int) -> str:
         """Return the sample key (``__key__``) that the shards will hold."""
-        key = self.folder_of(sample) + self.index.key(sample)
+        key = self.index.key(sample)
         return key if self.index.key_rule == FIRST_DOT else escaped(key)
 
     def members(self, samples: Int64s) -> Counter[str]:
@@ -95,9 +84,7 @@ class Listing:
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples], one at least: bytes that each takes in a tar; not exact for a sample with a problem."""
-        folders = np.array([len(path) if path.isascii() else PLAIN_NAME for path in self.folders])
-        lengths = np.repeat(folders, np.diff(self.folder_samples))
-        sizes, odd = plain_sizes(self.index, lengths, escape=self.index.key_rule != FIRST_DOT)
+        sizes, odd = plain_sizes(self.index, 0, escape=self.index.key_rule != FIRST_DOT)
         sizes += 0 if self.classes is None else 2 * BLOCK
         odd = np.setdiff1d(odd, list(self.problems))
         for sample, (key, members) in zip(odd.tolist(), self.samples(odd), strict=True):
@@ -109,21 +96,19 @@ class Listing:
         """Return some samples, by their numbers, for the process that writes them."""
         index, classes = self.index, {name: b"%d" % number for number, name in enumerate(self.classes or ())}
         files, starts = runs(index.sample_starts, numbers)
-        folders = np.searchsorted(self.folder_samples, numbers, side="right") - 1
         rows = (each[numbers].tolist() for each in (index.key_starts[:-1], index.key_starts[1:]))
         members_of_all = zip(
             *(each[files].tolist() for each in (index.extension_ids, index.sizes, index.offsets)), strict=True
         )
         samples: list[ListedSample] = []
-        for folder, start, stop, count in zip(folders.tolist(), *rows, np.diff(starts).tolist(), strict=True):
-            path = self.folders[folder]
-            key = path + index.key_bytes[start:stop].tobytes().decode()
+        for start, stop, count in zip(*rows, np.diff(starts).tolist(), strict=True):
+            key = index.key_bytes[start:stop].tobytes().decode()
             members: list[tuple[str, bytes | tuple[str, int, int]]] = []
             for extension_id, size, position in itertools.islice(members_of_all, count):
                 extension = index.extensions[extension_id]
                 members.append((extension, (f"{key}.{extension}", size, position)))
             if self.classes is not None:
-                members.append(("cls", classes[path.partition("/")[0]]))
+                members.append(("cls", classes.get(key.partition("/")[0], b"")))
                 members.sort(key=lambda member: member[0])
             samples.append((key if index.key_rule == FIRST_DOT else escaped(key), members))
         return samples
@@ -138,12 +123,12 @@ def count_members(index: ShardIndex, members: Int64s | slice = slice(None)) -> C
     return +counted
 
 
-def plain_sizes(index: ShardIndex, more: int | Int64s, *, escape: bool) -> tuple[Int64s, Int64s]:
+def plain_sizes(index: ShardIndex, more: int, *, escape: bool) -> tuple[Int64s, Int64s]:
     """Return the bytes that samples of an index, one at least, take in a tar if plain headers do.
 
     Args:
         index: the samples.
-        more: bytes of their names beside the keys and extensions, for all or int64 [samples].
+        more: bytes of their names beside the keys and extensions.
         escape: whether dots in keys are escaped, which takes three bytes for one.
 
     Returns:
@@ -159,7 +144,7 @@ def plain_sizes(index: ShardIndex, more: int | Int64s, *, escape: bool) -> tuple
     return np.add.reduceat(stored, firsts), np.flatnonzero(odd)
 
 
-def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FIRST_DOT) -> Listing:
+def list_samples(folders: dict[str, Folder], root: str = "", rule: str = FIRST_DOT) -> Listing:
     """Return the samples of folders, given by their paths with a slash at their ends; the folders are taken out.
 
     Paths in the listing start from ``root``, one of the folders. If files have the same path, the first one stays, with
@@ -167,55 +152,49 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
 
     Raises `ArgumentError` for a name in which the key rule finds no key.
     """
-    paths, folder_samples, extensions, problems = list[str](), [0], dict[bytes, int](), dict[int, str]()
+    num_outermost, extensions, problems = 0, dict[str, int](), dict[int, str]()
     # What grows is the array in the end: lists of arrays would be held twice when they are joined.
     letters, numbers = bytearray(), bytearray()
     key_starts, starts, extension_ids = array("q", [0]), array("q"), array("I")
-    digest, is_first_dot, cut = hashlib.sha256(rule.encode()), rule == FIRST_DOT, cutter(rule)
+    digest, cut = hashlib.sha256(rule.encode()), cutter(rule)
     for folder_path in sorted(path for path in folders if path.startswith(root)):
         folder, path = folders.pop(folder_path), folder_path[len(root) :]
         if not folder.names:
             continue
-        names, order = bytes(folder.names).split(b"\0")[:-1], list[int]()
+        names, order = folder.names.decode("utf-8", "surrogateescape").split("\0")[:-1], list[int]()
         for number in sorted(range(len(names)), key=names.__getitem__):
             if order and names[order[-1]] == names[number]:
                 folder.problems[names[number]] = f"{shown(path + names[number])} is there twice: remove one"
             else:
                 order.append(number)
-        keys: dict[bytes, bytes] = {}
-        for name in [] if is_first_dot else [names[number] for number in order]:
-            if (dot := cut(decoded(name))) <= 0:
-                raise ArgumentError(
-                    f"key is {rule!r}, which finds no key in {shown(path + name)}: give another rule", argument="key"
-                )
-            keys[name] = decoded(name)[:dot].encode("utf-8", "surrogateescape")
-        if keys:  # names in their order may be in another order than their keys
-            order.sort(key=lambda number: keys[names[number]])
+        if rule != FIRST_DOT:  # names in their order may be in another order than their keys
+            order.sort(key=lambda number: names[number][: cut(names[number])])
         ordered = [names[number] for number in order]
         last = None
         for file, name in enumerate(ordered, len(extension_ids)):
-            key = keys[name] if keys else name.partition(b".")[0]
-            if key != last:
+            if (dot := cut(name)) <= 0:
+                problem = f"key is {rule!r}, which finds no key in {shown(path + name)}"
+                raise ArgumentError(f"{problem}: give another rule", argument="key")
+            if (key := name[:dot]) != last:
                 starts.append(file)
-                letters += key
+                letters += f"{path}{key}".encode("utf-8", "surrogateescape")
                 key_starts.append(len(letters))
                 last = key
-            extension_ids.append(extensions.setdefault(name[len(key) + 1 :], len(extensions)))
+            extension_ids.append(extensions.setdefault(name[dot + 1 :], len(extensions)))
             if name in folder.problems:
                 problems[len(starts) - 1] = folder.problems[name]
-        paths.append(decoded(path))
-        folder_samples.append(len(starts))
+        num_outermost = num_outermost if path else len(starts)
         own = np.frombuffer(folder.numbers, np.int64).reshape(-1, 3)[order].astype("<i8")
         numbers += own[:, ::2].tobytes()
-        for part in (b"%d %s\n" % (len(order), path), b"\n".join(ordered), own.tobytes()):
-            digest.update(part)
+        digest.update("\n".join((f"{len(order)} {path}", *ordered)).encode("utf-8", "surrogateescape"))
+        digest.update(own.tobytes())
     digest.update(repr(sorted(problems.items())).encode("utf-8", "surrogatepass"))
     starts.append(len(extension_ids))
     sizes, offsets = np.frombuffer(numbers, "<i8").reshape(-1, 2).T
     index = ShardIndex(
         size=0,
         sha256="",
-        extensions=tuple(map(decoded, extensions)),
+        extensions=tuple(extensions),
         sample_starts=np.frombuffer(starts, np.int64),
         offsets=offsets,
         sizes=sizes,
@@ -224,4 +203,4 @@ def list_samples(folders: dict[bytes, Folder], root: bytes = b"", rule: str = FI
         key_bytes=np.frombuffer(letters, np.uint8),
         key_rule=rule,
     )
-    return Listing(paths, np.array(folder_samples, np.int64), index, problems, digest.hexdigest())
+    return Listing(index, num_outermost, problems, digest.hexdigest())

@@ -1,4 +1,4 @@
-"""What Python makes, as samples: a data set with random access, an iterable, or the name of one in a module.
+"""What Python makes, as samples: a data set with random access, or an iterable.
 
 A map-style ``torch.utils.data.Dataset``, a list, and their kin are asked for items by the process that writes them. An
 iterable, such as a generator, is read once and in order, without knowing how many samples will come. What items hold is
@@ -8,19 +8,15 @@ data set is and of what type arrays are.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import itertools
 import math
 import os
-import pkgutil
-import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,7 +31,6 @@ from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.packing.tables.table import is_dataset
 
-_NAMED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of the mean of most data sets."""
 LOOKED_AT_BYTES = 16 << 20
@@ -51,59 +46,38 @@ class Items(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-Made = Items | Iterable[Any] | Callable[[], Items | Iterable[Any]]
-"""What `find` takes for a source, apart from its name in a module."""
+Made = Items | Iterable[Any]
+"""What `find` takes for a source."""
 
 
 def find(made: Any, options: Options) -> Source | None:
-    """Return what an object gives, or ``None`` for a string or path that names no object.
+    """Return what an object gives, or ``None`` for a string or path.
 
-    An object is a data set with ``__len__`` and ``__getitem__``, which is a table if `is_dataset` says so; any other
-    iterable; a function without parameters that returns one of them; or the name of one of these,
-    ``module:attribute``. A file of that name is preferred.
+    An object is a data set with ``__len__`` and ``__getitem__``, which is a table if `is_dataset` says so, or any other
+    iterable.
 
     >>> find([{"txt": "hello"}], Options()).location, find("photos/train", Options())
     ('list', None)
     """
-    location: str | None = None
     if isinstance(made, (str, os.PathLike)):
-        if not isinstance(made, str) or not _NAMED.fullmatch(made) or Path(made).exists():
-            return None
-        location, made = made, named_object(made)
-    function = options.encode
-    check_callable("encode", function := named_object(function) if isinstance(function, str) else function)
-    named, location = location or "source", location or _name(made)
-    if inspect.isroutine(made) or inspect.isclass(made) or isinstance(made, functools.partial):
-        try:
-            made = made()
-        except Exception as error:
-            raise SourceError(f"calling {location} failed: {type(error).__name__}: {error}") from error
+        return None
+    check_callable("encode", function := options.encode)
+    location = _name(made)
     if function is None and options.kind is None and is_dataset(made):
         return of_dataset(made, location, options)
     encoder = ItemEncoder(location, function, options.on_error, learns=True)
     # Torch gives data sets that can only be iterated over a ``__getitem__`` that raises.
     torch_data = sys.modules.get("torch.utils.data")
     is_iterable = torch_data is not None and isinstance(made, torch_data.IterableDataset)
-    if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not is_iterable:
+    if hasattr(made, "__len__") and hasattr(made, "__getitem__") and not is_iterable and not inspect.isclass(made):
         return _dataset(made, encoder)
     if isinstance(made, Iterable):
         return _stream(made, encoder)
     raise ArgumentError(
-        f"{named} is {made!r:.100}, which can be neither iterated over nor asked for items by number: name a "
+        f"source is {made!r:.100}, which can be neither iterated over nor asked for items by number: name a "
         f"folder, a file or a URL, or give a data set, which has __len__ and __getitem__, or an iterable of samples",
         argument="source",
     )
-
-
-def named_object(name: str) -> Any:
-    """Import an object, ``module:attribute``. As with ``python -m``, modules in the current folder come first."""
-    folder = str(Path.cwd())
-    if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)  # and stays: the module may import its neighbours later
-    try:
-        return pkgutil.resolve_name(name)
-    except Exception as error:  # of any kind: the module runs
-        raise SourceError(f"{name} cannot be imported in {folder}: {type(error).__name__}: {error}") from error
 
 
 def _name(source: object) -> str:

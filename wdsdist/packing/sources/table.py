@@ -26,6 +26,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s, runs
+from wdsdist._util.arrow import pyarrow
 from wdsdist._util.file_types import last_part
 from wdsdist._util.files import check_readable
 from wdsdist._util.pools import Carried
@@ -46,7 +47,6 @@ from wdsdist.packing.members import (
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import KEY, Column, check_columns, columns_of, is_numbers, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, Source, key_digest, repeated
-from wdsdist.packing.tables.arrays import pyarrow
 from wdsdist.packing.tables.table import NOTES, SUFFIXES, Kind, Table, kind_of, open_table, reading
 
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")

@@ -21,11 +21,12 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.arrow import concatenated, pyarrow
 from wdsdist._util.files import check_readable
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import counted, hint
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
-from wdsdist.packing.tables.arrays import concatenated, from_values, plain, pyarrow
+from wdsdist.packing.tables.arrays import from_values, plain
 from wdsdist.packing.tables.text import csv, json_lines
 from wdsdist.storage import compression, engine
 

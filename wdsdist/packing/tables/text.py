@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from wdsdist._util.arrow import pyarrow
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import SourceError
-from wdsdist.packing.tables.arrays import JSON_TEXT, pyarrow
+from wdsdist.packing.tables.arrays import JSON_TEXT
 
 _ROWS = 65_536
 _BLOCK = 16 << 20
