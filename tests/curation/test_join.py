@@ -89,7 +89,7 @@ def test_columns_of_other_names_are_matched_and_numbers_as_texts(data: Manifest,
     data.add_columns(join=tmp_path / "t.csv", on={"key": "code"}, only=["number"], workers=1)  # 007 keeps its zeros
     assert values(data, "number") == [*range(12)]
     (tmp_path / "t.csv").write_text(f"code,number\n{KEYS[3]},3.5\n{KEYS[4]},four\n")
-    data.add_columns(join=tmp_path / "t.csv", on={"key": "code"}, overwrite=True, workers=1)
+    data.add_columns(join=tmp_path / "t.csv", on={"key": "code"}, replace=True, workers=1)
     assert values(data, "number")[2:5] == ["2", "3.5", "four"]
 
 
@@ -148,15 +148,13 @@ def test_tables_fill_gaps_and_never_drop_values(
     folder, known = tmp_path_factory.mktemp("fill"), dict[str, Any]()
     for number, values_of in enumerate(tables):
         differing = sum(known.get(key, value) != value for key, value in values_of.items() if value is not None)
-        overwrite = number == 2
-        if differing and not overwrite:
+        replace = number == 2
+        if differing and not replace:
             noun = "1 sample has" if differing == 1 else f"{differing} samples have"
-            with pytest.raises(
-                ArgumentError, match=f"{noun} another 'v' already .*nothing was written.*overwrite=True"
-            ):
+            with pytest.raises(ArgumentError, match=f"{noun} another 'v' already .*nothing was written.*replace=True"):
                 joined(data, folder, values_of)
         else:
-            joined(data, folder, values_of, overwrite=overwrite)
+            joined(data, folder, values_of, replace=replace)
             known |= {key: value for key, value in values_of.items() if value is not None}
         if (folder / "columns" / "v.parquet").exists():
             assert values(data, "v") == [known.get(key) for key in KEYS]
@@ -178,7 +176,7 @@ def test_an_appended_data_set_gets_its_rows_from_tables_that_are_joined_again(
 ) -> None:
     data, a, b = packed(tmp_path, range(8)), tmp_path / "a.csv", tmp_path / "b.csv"
     data.add_columns(join=csv(a, "key,v", {"000": 1, "009": 9}))
-    data.add_columns(join=csv(b, "key,v", {"001": 2, "010": 10, "009": 99}), overwrite=True)
+    data.add_columns(join=csv(b, "key,v", {"001": 2, "010": 10, "009": 99}), replace=True)
     data.add_columns(fields=["txt.length"])
     before = values(data, "v")
     grown = packed(tmp_path, range(8, 12))
@@ -221,7 +219,7 @@ def test_a_field_does_not_drop_what_was_joined(data: Manifest, tmp_path: Path) -
     data.add_columns(join=path, output=tmp_path / "columns", workers=1)
     with pytest.raises(ArgumentError, match=r"1 sample has another 'json\.n' already than the members; nothing was"):
         data.add_columns(fields=["json.n"], workers=1)
-    data.add_columns(fields=["json.n"], overwrite=True, workers=1)
+    data.add_columns(fields=["json.n"], replace=True, workers=1)
     assert values(data, "json.n") == list(range(12))
 
 

@@ -14,7 +14,7 @@ from wdsdist.cli.output import meter, say
 @command(
     "wdsdist columns shards --field json.width --probe jpg.width",
     "wdsdist columns shards --join scores.parquet --on key=id",
-    join="join on only overwrite",
+    join="join on only replace",
     advanced="output workers",
 )
 @of_shards
@@ -25,7 +25,7 @@ from wdsdist.cli.output import meter, say
 @click.option("--join", multiple=True, metavar="TABLE", help="Parquet, Arrow, CSV, TSV or JSON Lines.  [repeatable]")
 @click.option("--on", default="key", metavar="COLUMN", help="Column that matches rows, such as key=id.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this column of TABLE.  [repeatable]")
-@click.option("--overwrite", is_flag=True, help="Replace values that differ from TABLE.")
+@click.option("--replace", is_flag=True, help="Replace values that differ from TABLE.")
 @click.option("--output", metavar="DIR", help="Folder for the columns.  [default: next to index.json]")
 @click.option("--workers", type=int, metavar="N", help="Shards read at once.  [default: one per core, 16 for a store]")
 @quiet_option

@@ -37,7 +37,7 @@ def add_columns(
     join: Tables | None = None,
     on: str | Mapping[str, str] = "key",
     only: Collection[str] | None = None,
-    overwrite: bool = False,
+    replace: bool = False,
     output: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -80,12 +80,12 @@ def add_columns(
                 if column is not None:
                     known = {shard: column.read(shard) for shard in np.flatnonzero(column.groups >= 0).tolist()}
                 values[name] = _concatenated(data, known)
-            values[name], differing = _filled_up(values[name], others, overwrite=overwrite)
-            if differing and not overwrite:
+            values[name], differing = _filled_up(values[name], others, replace=replace)
+            if differing and not replace:
                 has = f"{counted(differing, 'sample')} {'has' if differing == 1 else 'have'} another"
                 raise ArgumentError(
-                    f"{has} {name!r} already than {origin}; nothing was written: pass {given('overwrite', True)}",
-                    argument="overwrite",
+                    f"{has} {name!r} already than {origin}; nothing was written: pass {given('replace', True)}",
+                    argument="replace",
                 )
             is_read = name in requested or (column is not None and column.is_read)
             write(name, values[name], dict.fromkeys([*(column.tables if column else ()), *paths]), is_read=is_read)
@@ -128,10 +128,10 @@ def _concatenated(data: Manifest, known: Mapping[int, Any]) -> Any:
     return concatenated(known[n] if n in known else pyarrow().nulls(count) for n, count in counts)
 
 
-def _filled_up(values: Any, others: Any, *, overwrite: bool = False) -> tuple[Any, int]:
+def _filled_up(values: Any, others: Any, *, replace: bool = False) -> tuple[Any, int]:
     """Return values whose gaps are filled from others, and how many samples have different values in both.
 
-    With ``overwrite``, the others come first. ``values`` is a chunked array, and so is the result.
+    With ``replace``, the others come first. ``values`` is a chunked array, and so is the result.
     """
     both, compute = concatenated([values, others]), pyarrow().compute
     values, others = both[: len(values)], both[len(values) :]
@@ -140,7 +140,7 @@ def _filled_up(values: Any, others: Any, *, overwrite: bool = False) -> tuple[An
     differs = compute.not_equal(values, others)
     if str(both.type) == "double":
         differs = compute.and_not(differs, compute.and_(compute.is_nan(values), compute.is_nan(others)))
-    filled = compute.coalesce(others, values) if overwrite else compute.coalesce(values, others)
+    filled = compute.coalesce(others, values) if replace else compute.coalesce(values, others)
     return filled, compute.sum(differs).as_py() or 0
 
 

@@ -64,7 +64,7 @@ class Manifest(Listing):
         join: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         on: str | Mapping[str, str] = "key",
         only: Collection[str] | None = None,
-        overwrite: bool = False,
+        replace: bool = False,
         output: str | os.PathLike[str] | None = None,
         workers: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -82,7 +82,7 @@ class Manifest(Listing):
                 fill in missing values of a column.
             on: the column that matches rows with samples; ``{"json.uid": "uid"}`` if its name in the table differs.
             only: the columns of the tables to add.
-            overwrite: replace values that differ from the tables; otherwise they are an error.
+            replace: let the values of the tables take the place of others; by default, other values are an error.
             output: a local folder for the columns, if the folder of the data is read-only.
             workers: processes that read shards; by default one per core, or 16 threads for a remote store.
             storage_options: for the stores of ``join``, as `wdsdist.open` takes them.
@@ -102,7 +102,7 @@ class Manifest(Listing):
         from wdsdist.curation import add
 
         add.add_columns(
-            self, fields=fields, probe=probe, join=join, on=on, only=only, overwrite=overwrite, output=output,
+            self, fields=fields, probe=probe, join=join, on=on, only=only, replace=replace, output=output,
             workers=workers, storage_options=storage_options, progress=progress,
         )  # fmt: skip
         return self
