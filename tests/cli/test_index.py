@@ -89,7 +89,7 @@ def test_what_is_left_out_is_counted_and_listed_and_the_advice_of_the_error_work
     (tars / "b.tar").write_bytes(plain_tar([("x.jpg", b"1"), ("x.jpg", b"2"), ("y.jpg", b"3")]))
     run = wdsdist("index", tars)
     assert run.returncode == 2
-    assert "leave its sample out with --on-error skip" in run.stderr
+    assert "index with --on-error skip to leave its sample out" in run.stderr
     run = wdsdist("index", tars, "--on-error", "skip")
     assert run.stdout.splitlines()[-1] == f"left out: 1, listed in {tars}/index-report.jsonl"
     run = wdsdist("index", tars, "--on-error", "skip", "--quiet")

@@ -37,7 +37,7 @@ BUDGETS = {
 """The most lines of each room."""
 
 STILL_OVER = {
-    "packing": 5_469,
+    "packing": 5_273,
 }
 """Rooms that are larger than their budget, with the lines that they have: they may shrink only."""
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import fewer
 from wdsdist.errors import SourceError
-from wdsdist.packing.tables.arrays import JSON_TEXT
 from wdsdist.packing.tables.table import Table, open_table
+from wdsdist.packing.tables.text import JSON_TEXT
 
 ROWS = [
     {"key": "000000012", "score": 0.5, "n": 1, "when": "2020-01-01 10:00", "ok": True},

@@ -20,8 +20,7 @@ from wdsdist._util.validation import as_number, check_column, check_integer, che
 from wdsdist.curation import columns, fields, query
 from wdsdist.curation.join import examples, match
 from wdsdist.errors import ArgumentError, IndexFormatError, given
-from wdsdist.packing.tables.arrays import from_values
-from wdsdist.packing.tables.table import read_list
+from wdsdist.packing.tables.table import from_values, read_list
 from wdsdist.shards import view_file
 from wdsdist.shards.view_file import MOST_IN_A_SHARD, Picks
 

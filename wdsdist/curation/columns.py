@@ -21,7 +21,7 @@ from wdsdist._util.validation import check_column, hint
 from wdsdist.curation import column_file
 from wdsdist.curation.column_file import BYTES, KEY, SHARD, StoredColumn, is_free
 from wdsdist.errors import ArgumentError, DestinationError
-from wdsdist.packing.tables.arrays import from_values
+from wdsdist.packing.tables.table import from_values
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.manifest.listing import PARTS
 from wdsdist.shards.shard_indexes import extensions_in, shard_index, shard_indexes

@@ -25,7 +25,7 @@ from wdsdist.curation.column_file import KEY, file_name, is_free
 from wdsdist.curation.columns import members_of
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.media.containers import recording
-from wdsdist.packing.tables.arrays import from_values
+from wdsdist.packing.tables.table import from_values
 from wdsdist.samples.images.decode import EncodedImage
 from wdsdist.samples.member_reader import open_source
 from wdsdist.shards.progress import Report, reported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
 import os
@@ -155,11 +156,15 @@ def match(
                 raise failed[0] from None
             raise
     if counts["rows"] and len(rows) and (rows == _NONE).all():
-        shown = list(({own: first.get("samples", "")} | examples(data)).items())[:_SHOWN]
-        values = ", ".join(f"{name} {value[:40]!r}" for name, value in shown)
+        values, row = {own: first.get("samples", "")} | examples(data), first.get("rows", "")
+        alike = difflib.get_close_matches(row, values.values(), 1)
+        better = next((name for name, value in values.items() if name != own and value in alike), None)
+        order = sorted(values, key=lambda name: (name != own, name != better))[:_SHOWN]
+        shown = ", ".join(f"{name} {values[name][:40]!r}" for name in order)
+        remedy = f"name the columns of the data set and of the table with {given('on')}"
         raise ArgumentError(
-            f"no sample's {own} is in {label}, which has {first.get('rows')!r}; samples have {values}: name the "
-            f"columns of the data set and of the table with {given('on')}",
+            f"no sample's {own} is in {label}, which has {row!r}; samples have {shown}: "
+            f"{remedy if better is None else 'pass ' + given('on', better)}",
             argument=argument,
         )
     return np.where(rows == _NONE, -1, rows)

@@ -24,7 +24,7 @@ from wdsdist.packing.parallel import write_in_order, write_planned
 from wdsdist.packing.plan import make_plan
 from wdsdist.packing.reencoding import planned_sizes
 from wdsdist.packing.sources.files import SplitsError
-from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS, Made
+from wdsdist.packing.sources.python import LOOKED_AT_BYTES, LOOKS
 from wdsdist.packing.sources.source import Recognised, Source
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import Manifest
@@ -34,7 +34,7 @@ _log = logging.getLogger("wdsdist")
 
 
 def pack(
-    source: str | os.PathLike[str] | Made,
+    source: Any,
     dest: str | os.PathLike[str],
     *,
     shard_bytes: int | str = "64MiB",
@@ -68,7 +68,7 @@ def pack(
     Args:
         source: a folder of files, in which files that share a path up to the first dot of the base name are one sample;
             a ``.zip`` or a ``.tar``, plain or compressed, of such files; WebDataset shards, by their folder, a pattern,
-            a list or a `Manifest`; an IDX set, by its images file, a prefix such as ``mnist/train``, or its folder; or
+            a list or a `Manifest`; an IDX set, by a prefix such as ``mnist/train``; or
             a table whose rows are samples: a CSV, TSV or JSON Lines file, Parquet or Arrow files (one, a folder, or a
             pattern), or a folder by ``save_to_disk`` of ``datasets``; or a URL of any of these. Or a Python object: a
             data set with ``__len__`` and ``__getitem__``, such as torch's; a ``Dataset`` of ``datasets``, which is a
@@ -190,7 +190,7 @@ def splits_of(source: str | os.PathLike[str], options: Options) -> dict[str, dic
     return {split: {"split": split, **shared} for split in splits}
 
 
-def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognised:
+def recognise(source: Any, **options: Any) -> Recognised:
     """Return what `pack` takes a source for, without packing it; ``options`` are the options of `pack`.
 
     An iterable cannot be packed afterwards: its first samples have been taken.
@@ -211,9 +211,7 @@ def recognise(source: str | os.PathLike[str] | Made, **options: Any) -> Recognis
     return Recognised.of(sources.find(source, Options(**options)))
 
 
-def run(
-    source: str | os.PathLike[str] | Made, dest: str | os.PathLike[str], options: Options, progress: Report = None
-) -> Manifest:
+def run(source: Any, dest: str | os.PathLike[str], options: Options, progress: Report = None) -> Manifest:
     """Pack a source, or one split of it, as `pack` does.
 
     ``progress`` is called before the first shard is written and after each.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
-from wdsdist.errors import ArgumentError, NotFoundError, ShardDamagedError, StorageError
+from wdsdist.errors import ArgumentError, NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.manifest.allowed_locations import SCHEMES
 from wdsdist.shards.tar import FIRST_DOT, is_tar
@@ -89,27 +89,26 @@ def open(  # noqa: A001
     deadline = None
     if download_timeout is not None:
         deadline = storage.Deadline(check_seconds("download_timeout", download_timeout), "download_timeout")
-    manifest = open_tolerant(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
+    manifest = _opened(shards, storage_options, deadline, allow_elsewhere=allow_elsewhere, key=key)
     manifest = manifest if generation is None else manifest.at_generation(generation)
     return manifest.staged() if check_flag("stage", stage) else manifest
 
 
-def open_tolerant(
+def _opened(
     shards: Shards,
-    storage_options: Mapping[str, Any] | None = None,
-    deadline: storage.Deadline | None = None,
+    storage_options: Mapping[str, Any] | None,
+    deadline: storage.Deadline | None,
     *,
-    allow_elsewhere: bool = False,
-    skip: bool = False,
-    key: str = FIRST_DOT,
+    allow_elsewhere: bool,
+    key: str,
 ) -> Manifest:
-    """Open a data set as `open` does; with ``skip``, damaged tars without an index are listed without a sample."""
+    """Open a data set in its last generation, as `open` does."""
     if isinstance(shards, Manifest):
         return shards
     locations = expand(shards, storage_options)
     load = functools.partial(index_json.load, deadline=deadline, allow_elsewhere=allow_elsewhere)
     if len(locations) != 1 or is_tar(storage.split(locations[0])[1]):
-        return _open_tars(locations, storage_options, load, skip=skip, key=key)
+        return _open_tars(locations, storage_options, load, key=key)
     if storage.split(locations[0])[1].endswith(".json"):
         return load(locations[0], storage_options)
     # A folder with an index.json or the counts of another tool, or a view: the name does not say which.
@@ -139,7 +138,7 @@ def open_tolerant(
 
 
 def _open_tars(
-    locations: list[str], options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, skip: bool, key: str
+    locations: list[str], options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, key: str
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, the counts of another tool, or the index of each."""
     folder = storage.split(locations[0])[0]
@@ -169,13 +168,9 @@ def _open_tars(
     with pool(None, len(locations)) as executor:
         futures = [executor.submit(local_index, Path(location), key_rule=key) for location in locations]
         for location, future in zip(locations, futures, strict=True):
-            try:
-                indexes[location] = future.result()
-            except ShardDamagedError:
-                if not skip:
-                    raise
+            indexes[location] = future.result()
     check_fields(storage.shown(folder), indexes.values())
-    rules = {index.key_rule for index in indexes.values()} or {key}
+    rules = {index.key_rule for index in indexes.values()}
     if len(rules) > 1 or key not in (FIRST_DOT, *rules):
         shown = " and ".join(map(repr, sorted(rules)))
         raise ArgumentError(
@@ -183,7 +178,7 @@ def _open_tars(
             argument="key",
         )
     (rule,) = rules
-    shards = [Shard.of(path, indexes[path]) if path in indexes else Shard(path, 0, -1, "") for path in locations]
+    shards = [Shard.of(path, indexes[path]) for path in locations]
     extra = {} if rule == FIRST_DOT else {"key_rule": rule}
     return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)
 

@@ -177,7 +177,7 @@ def from_tar(tar: Readable, *, label: str, skip: bool = False, key_rule: str = F
             problem = f"sample {key!r} has two members with extension {extension.lower()!r}"
             advice = f", or if dots are part of the keys give {given('key', LAST_DOT)}"
         if not skip:
-            way = f"leave its sample out with {given('on_error', 'skip')}"
+            way = f"index with {given('on_error', 'skip')} to leave its sample out"
             raise ShardDamagedError(f"{label}: {problem}: {way}{advice}")
         left_out.setdefault(key, problem)
     if left_out:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from PIL import Image
 
 from tests.support.packing import members
 from wdsdist.errors import SourceError
+from wdsdist.packing import pack_splits
 from wdsdist.packing.sources import find
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of datasets' own dependencies
@@ -71,13 +71,13 @@ def test_rows_are_those_of_the_folder_that_it_is_saved_to(choice: str, tmp_path:
     assert source.contents.sizes.tolist() == saved.contents.sizes.tolist()
 
 
-def test_a_split_has_to_be_named_if_there_are_several(tmp_path: Path) -> None:
-    photos().save_to_disk(tmp_path / "d" / "train")
-    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    assert len(find(tmp_path / "d")) == len(find(tmp_path / "d" / "train")) == 12
-    shutil.copytree(tmp_path / "d" / "train", tmp_path / "d" / "test")
-    with pytest.raises(SourceError, match=r"holds the splits test, train: name one, for instance .*/d/test"):
+def test_splits_are_packed_as_those_of_any_folder(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        photos().save_to_disk(tmp_path / "d" / split)
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(SourceError, match=r"holds the splits train, test: pack each .* --splits`"):
         find(tmp_path / "d")
+    assert [data.num_samples for data in pack_splits(tmp_path / "d", tmp_path / "out").values()] == [12, 12]
 
 
 def test_all_rows_tell_one_from_another() -> None:

@@ -45,7 +45,7 @@ def write_set(
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_set_becomes_arrays_and_classes(tmp_path: Path, suffix: str) -> None:
-    source = find(write_set(tmp_path, "t10k", IMAGES, LABELS, suffix))
+    source = find(write_set(tmp_path, "t10k", IMAGES, LABELS, suffix) / "t10k")
     assert (source.kind, len(source), source.location) == ("idx", 5, str(tmp_path / "t10k"))
     assert source.contents.sizes.tolist() == [2048] * 5
     assert members(source) == {
@@ -69,25 +69,25 @@ def test_every_type_and_shape_is_read_as_numpy_has_it(array: npt.NDArray[Any]) -
     assert read.dtype.newbyteorder("=") == array.dtype
 
 
-def test_a_set_is_found_by_file_prefix_and_folder(tmp_path: Path) -> None:
+def test_a_set_is_found_by_prefix_and_file(tmp_path: Path) -> None:
     write_set(tmp_path, "train", IMAGES, LABELS)
-    sources = [find(path) for path in (tmp_path / "train-images-idx3-ubyte", tmp_path / "train", tmp_path)]
+    sources = [find(tmp_path / name) for name in ("train", "train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
     assert {source.location for source in sources} == {str(tmp_path / "train")}
     assert len({source.digest for source in sources}) == 1
     digests = {sources[0].digest}
     for role in ("images-idx3", "labels-idx1"):
         os.utime(tmp_path / f"train-{role}-ubyte", ns=(1, 1))
-        digests.add(find(tmp_path).digest)
+        digests.add(find(tmp_path / "train").digest)
     assert len(digests) == 3
-    (tmp_path / "README.md").write_text("notes")
-    assert find(tmp_path).contents.notes == {"skipped": {"file beside the IDX set": 1}}
+    with pytest.raises(SourceError, match=r"holds the IDX sets train: name one, for instance .*/train$"):
+        find(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])
 def test_a_file_goes_before_its_zipped_copy(tmp_path: Path, name: str) -> None:
     write_set(tmp_path, "train", IMAGES[:3], suffix=".gz")
     (tmp_path / name).write_bytes(idx_bytes(IMAGES))
-    assert len(find(tmp_path)) == len(find(tmp_path / "train")) == 5
+    assert len(find(tmp_path / "train")) == 5
 
 
 def test_a_compressed_file_that_expands_without_end(tmp_path: Path, limit_expansion: Callable[..., None]) -> None:
@@ -95,4 +95,4 @@ def test_a_compressed_file_that_expands_without_end(tmp_path: Path, limit_expans
     bomb = gzip.compress(b"\0\0\x08\x01" + (8 << 20).to_bytes(4, "big") + bytes(8 << 20))
     (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(bomb)
     with pytest.raises(SourceError, match=r"a compressed member of .* unpacks to over"):
-        find(tmp_path)
+        find(tmp_path / "x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ from wdsdist import storage
 from wdsdist.errors import ArgumentError, NotFoundError, SourceError, given
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources import archive, files, idx, python, remote, table, webdataset
-from wdsdist.packing.sources.python import Made
 from wdsdist.packing.sources.source import Candidate, Source
 from wdsdist.shards.open import refuse_command
 
@@ -37,7 +35,7 @@ _OF_ALL = (webdataset.find, python.find)
 """What is called with all that callers give, also a URL or an object."""
 
 
-def find(source: str | os.PathLike[str] | Made, options: Options | None = None, **more: Any) -> Source:
+def find(source: Any, options: Options | None = None, **more: Any) -> Source:
     """Recognise a source and list its samples.
 
     Args:

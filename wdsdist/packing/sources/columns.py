@@ -37,8 +37,8 @@ from wdsdist._util.arrow import pyarrow
 from wdsdist._util.file_types import extension_of, last_part
 from wdsdist.errors import ArgumentError, SourceError, given
 from wdsdist.packing.sources.source import READERS_NOTES
-from wdsdist.packing.tables.arrays import JSON_TEXT
 from wdsdist.packing.tables.table import Table
+from wdsdist.packing.tables.text import JSON_TEXT
 
 KEY = "__key__"
 _KEY_NAMES = (KEY, "key", "id")

@@ -41,24 +41,17 @@ def _samples(
 
 
 def find(candidate: Candidate, options: Options) -> Source | None:
-    """Return the IDX set that a path names: its images file, a prefix, or the folder that holds it alone."""
-    path, notes = candidate.path, dict[str, Any]()
+    """Return the IDX set that a path names: the prefix of its files, such as ``mnist/train``, or one of these files."""
+    path = candidate.path
+    if any("-images" in name for name in candidate.names or ()) and (sets := _sets(path)):
+        problem = f"{path} holds the IDX sets {' and '.join(sorted(sets))}"
+        raise SourceError(f"{problem}: name one, for instance {path / max(sets)}")
     if (match := _NAME.fullmatch(path.name)) is not None and path.is_file():
-        if match["role"] == "labels":
-            raise SourceError(f"{path} holds labels only: name the file of images that they belong to")
-        sets = {match["prefix"]: {**_sets(path.parent).get(match["prefix"], {}), "images": path}}
-        path = path.parent / match["prefix"]
-    elif candidate.names is None:
-        sets = {} if path.exists() else _sets(path.parent)
-    else:
-        sets = _sets(path) if any("-images" in name for name in candidate.names) else {}
-        if len(sets) > 1:
-            problem = f"{path} holds the IDX sets {' and '.join(sorted(sets))}"
-            raise SourceError(f"{problem}: name one, for instance {path / max(sets)}")
-        if others := sum(_NAME.fullmatch(name) is None for name in candidate.names):
-            notes = {"skipped": {"file beside the IDX set": others}}
-        path = path / next(iter(sets), "")
-    return _source(path, sets[path.name], notes) if path.name in sets else None
+        path = path.with_name(match["prefix"])
+    elif path.exists():
+        return None
+    files = _sets(path.parent).get(path.name)
+    return None if files is None else _source(path, files)
 
 
 def parse(content: bytes, label: str) -> npt.NDArray[Any]:
@@ -81,7 +74,7 @@ def parse(content: bytes, label: str) -> npt.NDArray[Any]:
     return array
 
 
-def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> Source:
+def _source(location: Path, files: dict[str, Path]) -> Source:
     stamps = {role: FileStamp.of(path) for role, path in files.items()}
     images, labels = stamps["images"], stamps.get("labels")
     count = len(_load(images))
@@ -95,7 +88,7 @@ def _source(location: Path, files: dict[str, Path], notes: dict[str, Any]) -> So
 
     # All samples take the same room: keys are equally long, and every label fits in one block.
     size = sample_size(next(iter(take(np.zeros(1, np.int64)))))
-    contents = Contents(sizes=np.full(count, size, np.int64), take=take, notes=notes)
+    contents = Contents(sizes=np.full(count, size, np.int64), take=take)
     state = "".join(f"{Path(file.path).name}\0{file[1:]}\n" for file in (images, labels) if file)
     return Source("idx", str(location), state, lambda: contents)
 

@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -36,18 +36,6 @@ LOOKS = 64
 LOOKED_AT_BYTES = 16 << 20
 """Most bytes of an iterable's first samples, which wait in memory until they are written."""
 _GOLDEN = (5**0.5 - 1) / 2
-
-
-class Items(Protocol):
-    """Items that can be asked for by number, as ``torch.utils.data.Dataset`` has them."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-Made = Items | Iterable[Any]
-"""What `find` takes for a source."""
 
 
 def find(made: Any, options: Options) -> Source | None:
@@ -84,10 +72,8 @@ def _name(source: object) -> str:
     """Name an object as its author would: by its function, or by its class."""
     if inspect.isgenerator(source):
         return f"generator {source.__qualname__}"
-    named = source if hasattr(source, "__qualname__") else type(source)
-    module = getattr(named, "__module__", None)
-    name = str(getattr(named, "__qualname__", type(source).__qualname__))
-    return name if module in (None, "builtins", "__main__") else f"{module}.{name}"
+    module, name = type(source).__module__, type(source).__qualname__
+    return name if module in ("builtins", "__main__") else f"{module}.{name}"
 
 
 @dataclass(frozen=True, slots=True)

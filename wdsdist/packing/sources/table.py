@@ -50,7 +50,7 @@ from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStam
 from wdsdist.packing.tables.table import NOTES, SUFFIXES, Kind, Table, kind_of, open_table, reading
 
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
-STATE, _DICT = "state.json", "dataset_dict.json"
+STATE = "state.json"
 
 _BLOCK_BYTES = 256 << 20
 """Memory for the decoded row groups of Parquet that are read in turn."""
@@ -74,10 +74,6 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     folder = path.parent if pattern else path
     if pattern and re.search(r"[*?\[]", pattern) and folder.is_dir():
         names = tuple(os.listdir(folder))  # noqa: PTH208 - names alone
-    elif _DICT in names and (splits := sorted(state.parent.name for state in path.glob(f"*/{STATE}"))):
-        if len(splits) > 1:
-            raise SourceError(f"{path} holds the splits {', '.join(splits)}: name one, for instance {path / splits[0]}")
-        return find(Candidate(path / splits[0], tuple(os.listdir(path / splits[0]))), options)  # noqa: PTH208 - as above
     elif STATE in names:
         names = _saved(path, names)
     table = together(str(path), str(folder), names, pattern, options.kind)
@@ -95,15 +91,12 @@ def _saved(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
         check_readable(folder / STATE)
         state = json.loads((folder / STATE).read_bytes())
         files = tuple(file["filename"] for file in state["_data_files"])
-        is_selection = bool(state.get("_indices_data_files"))
+        if not files or not all(file in names for file in files):
+            raise ValueError("the folder does not hold them")
+        if state.get("_indices_data_files"):
+            raise ValueError("rows are selected from them: call flatten_indices() before save_to_disk()")
     except (ValueError, RecursionError, OSError, LookupError, TypeError, AttributeError) as error:
-        raise SourceError(f"{folder / STATE} names no data files ({error}): fetch it again") from error
-    if not files or not all(file in names for file in files):
-        raise SourceError(f"{folder} does not hold the data files that its {STATE} names: fetch it again")
-    if is_selection:
-        raise SourceError(
-            f"{folder} holds a selection of its rows: call flatten_indices() before save_to_disk(), with datasets"
-        )
+        raise SourceError(f"{folder / STATE} names no data files that can be read ({error}): fetch it again") from error
     return files
 
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.pools import Carried, pool
-from wdsdist.errors import IndexFormatError, NotFoundError, ShardDamagedError, SourceError
-from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
+from wdsdist.errors import IndexFormatError, NotFoundError, SourceError
+from wdsdist.packing.members import FilePayload, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import count_members, plain_sizes
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
 from wdsdist.packing.tables.table import NOTES, kind_of
-from wdsdist.shards import interop, scan, view_file
+from wdsdist.shards import interop, view_file
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards import open as catalog
 from wdsdist.shards.index import ShardIndex
@@ -67,7 +67,6 @@ def contents_of(
     paths: Sequence[str],
     indexes: Sequence[ShardIndex],
     notes: Mapping[str, Any],
-    left_out: Sequence[LeftOut] = (),
     *,
     escape: bool = False,
 ) -> Contents:
@@ -114,7 +113,6 @@ def contents_of(
             **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
             **({"renamed_keys": len(renamed)} if renamed else {}),
         },
-        left_out=tuple(left_out),
         members=counted,
         facts={"shards": f"{len(paths):,}"},
     )
@@ -150,8 +148,8 @@ def find(shards: Any, options: Options) -> Source | None:
             shards = None
         if shards is None:
             return None
-        skip, key = options.on_error == "skip", options.key or FIRST_DOT
-        return _source(catalog.open_tolerant(shards, options.storage_options, skip=skip, key=key), options)
+        manifest = catalog.open(shards, storage_options=options.storage_options, key=options.key or FIRST_DOT)
+        return _source(manifest)
     except IndexFormatError as error:
         raise SourceError(str(error)) from error
 
@@ -189,24 +187,19 @@ def _shards_at(location: str, names: Sequence[str] | None, options: Options) -> 
     return listed if any(is_tar(storage.split(shard.name)[1]) for shard in listed.shards[:1]) else None
 
 
-def _source(manifest: Manifest, options: Options) -> Source:
-    """Return the source of a data set. Raises `SourceError` for what is damaged, unless such is left out."""
-    skip, location = options.on_error == "skip", storage.shown(manifest.base)
+def _source(manifest: Manifest) -> Source:
+    """Return the source of a data set. Raises `ShardDamagedError` for a damaged shard."""
+    location = storage.shown(manifest.base)
     parts = [manifest.part(number) for number in range(len(manifest.counts))]
     # A view's shards without a chosen sample are not even fetched.
     numbers = [n for n, (part, _) in enumerate(parts) if part.picks is None or manifest.counts[n]]
-    index_of = functools.partial(_index, Carried(manifest), skip)
+    index_of = functools.partial(_index, Carried(manifest))
     with pool(None, max(1, len(numbers)), remote=any(manifest.is_copied[number] for number in numbers)) as executor:
         opened = dict(zip(numbers, executor.map(index_of, numbers), strict=True))
 
-    paths, indexes, left_out, state = list[str](), list[ShardIndex](), list[LeftOut](), hashlib.sha256()
+    paths, indexes, state = list[str](), list[ShardIndex](), hashlib.sha256()
     for number in numbers:
         (part, own_number), (path, index) = parts[number], opened[number]
-        if isinstance(index, ShardDamagedError):
-            left_out.append(LeftOut(path.name, str(index).replace(str(path), path.name)))
-            continue
-        if skip and "shuffle_seed" not in part.extra:  # what its own packing left out is not in it
-            left_out += [LeftOut(key or path.name, f"{path.name}: {reason}") for key, reason in index.left_out]
         if part.picks is not None:
             samples = part.picks.of_shard(own_number)
             if len(twice := np.flatnonzero(np.diff(samples) == 0)):
@@ -217,8 +210,7 @@ def _source(manifest: Manifest, options: Options) -> Source:
         indexes.append(index)
         state.update(f"{indexes[-1].num_samples}\0{index.size}\0{index.sha256}\n".encode())
     if not any(index.num_samples for index in indexes):
-        reason = f": {left_out[0].reason}" if left_out else ""
-        raise SourceError(f"{location} holds no sample in its {len(numbers):,} shards{reason}")
+        raise SourceError(f"{location} holds no sample in its {len(numbers):,} shards")
     notes: dict[str, Any] = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
     escape = manifest.key_rule != FIRST_DOT
     if escape:
@@ -228,32 +220,20 @@ def _source(manifest: Manifest, options: Options) -> Source:
         state.update(manifest.fingerprint.encode())
 
     folders = frozenset(storage.split(manifest.location(number))[0] for number in numbers)
-    load = functools.partial(contents_of, paths, indexes, notes, left_out, escape=escape)
+    load = functools.partial(contents_of, paths, indexes, notes, escape=escape)
     return Source("webdataset", location, state.hexdigest(), load, folders)
 
 
-def _index(carried: Carried[Manifest], skip: bool, number: int) -> tuple[Path, ShardIndex | ShardDamagedError]:
-    """Return the path and the index of a shard, of a copy if need be; with ``skip``, the error of a damaged one."""
+def _index(carried: Carried[Manifest], number: int) -> tuple[Path, ShardIndex]:
+    """Return the path and the index of a shard, of a copy if need be."""
     manifest = carried.value
     part, own = manifest.part(number)
-    location = manifest.location(number)
-    path = Path(storage.split(location)[1]) if manifest.is_copied[number] else storage.local_path(location)
-    try:
-        if manifest.is_copied[number]:
-            from wdsdist.cache.chunk_cache import ChunkCache
-            from wdsdist.cache.copied_shard import CopiedShard
+    if not manifest.is_copied[number]:
+        return storage.local_path(manifest.location(number)), shard_index(part.whole, own)
+    from wdsdist.cache.chunk_cache import ChunkCache
+    from wdsdist.cache.copied_shard import CopiedShard
 
-            cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
-            cache.fetch_all(shard)
-            with contextlib.closing(cache.open(shard, cache.deadline())) as copy:
-                return cache.path(shard), copy.index  # the tar is at the start of the file
-        try:
-            return path, shard_index(part.whole, own)
-        except ShardDamagedError:
-            if not skip:
-                raise
-            return path, scan.scan_shard(path, skip=True, key_rule=part.key_rule)
-    except ShardDamagedError as error:
-        if not skip:
-            raise
-        return path, error
+    cache, shard = ChunkCache(CacheOptions()), CopiedShard(manifest, number)
+    cache.fetch_all(shard)
+    with contextlib.closing(cache.open(shard, cache.deadline())) as copy:
+        return cache.path(shard), copy.index  # the tar is at the start of the file

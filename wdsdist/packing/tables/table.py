@@ -26,8 +26,7 @@ from wdsdist._util.files import check_readable
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import counted, hint
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, SourceError
-from wdsdist.packing.tables.arrays import from_values, plain
-from wdsdist.packing.tables.text import csv, json_lines
+from wdsdist.packing.tables.text import JSON_TEXT, csv, json_lines
 from wdsdist.storage import compression, engine
 
 Kind = Literal["parquet", "arrow", "csv", "tsv", "jsonl"]
@@ -307,6 +306,43 @@ def _schema_of(schemas: Sequence[Any], names: Sequence[object]) -> Any:
     views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}  # pyarrow takes no rows of these
     fields = [field.with_type(views.get(str(field.type), field.type)) for field in first]
     return pa.schema(fields, first.metadata)
+
+
+def from_values(values: Iterable[Any]) -> Any:
+    """Return Python values as an array; ``None`` is a missing value. Values of several types become strings.
+
+    >>> [str(from_values(values).type) for values in ([1, None, 3], [1, 2.5], ["a", 1], [None])]
+    ['int64', 'double', 'large_string', 'null']
+    """
+    pa, listed = pyarrow(), list(values)
+    try:
+        return plain(pa.array(listed))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError):
+        strings = (value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value for value in listed)
+        encoded = (None if string is None else str(string).encode("utf-8", "backslashreplace") for string in strings)
+        return pa.array(list(encoded), "large_binary").cast("large_string")
+
+
+def plain(values: Any, metadata: Any = None) -> Any:
+    """Return values of any flat type as one of the four types, or null; values of JSON text (`JSON_TEXT`) too.
+
+    Raises ``pyarrow.ArrowInvalid`` for values that a column cannot have, as lists.
+    """
+    pa, kind, types = pyarrow(), values.type, pyarrow().types
+    if metadata == JSON_TEXT:
+        rows = (None if string is None else json.loads(string) for string in values.to_pylist())
+        return from_values(
+            json.dumps(row, ensure_ascii=False) if isinstance(row, (dict, list)) else row for row in rows
+        )
+    if types.is_dictionary(kind):
+        return plain(values.cast(kind.value_type))
+    if types.is_nested(kind):
+        raise pa.ArrowInvalid(f"values of the type {kind} are nested")
+    if types.is_null(kind) or types.is_boolean(kind):
+        return values
+    if types.is_integer(kind) and kind != pa.uint64():
+        return values.cast("int64")
+    return values.cast("double" if types.is_floating(kind) else "large_string")
 
 
 def read_list(location: str, on: str, options: storage.StorageOptions | None) -> Any:

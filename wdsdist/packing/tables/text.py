@@ -20,7 +20,9 @@ from typing import Any
 from wdsdist._util.arrow import pyarrow
 from wdsdist._util.host import temporary_dir
 from wdsdist.errors import SourceError
-from wdsdist.packing.tables.arrays import JSON_TEXT
+
+JSON_TEXT = {b"json": b"text"}
+"""Metadata of a field whose strings are JSON: nested values, and values of several types in one column."""
 
 _ROWS = 65_536
 _BLOCK = 16 << 20
