@@ -89,7 +89,8 @@ class Ragged:
     def parts(self) -> Sequence[Buffer]:
         """The strings, as views."""
         if self._parts is None:
-            assert self._bytes is not None and self._offsets is not None
+            assert self._bytes is not None
+            assert self._offsets is not None
             view = self._bytes.data
             self._parts = [view[start:stop] for start, stop in pairwise(self._offsets.tolist())]
         return self._parts
