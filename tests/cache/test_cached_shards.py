@@ -28,7 +28,8 @@ from tests.support.tars import plain_tar
 from tests.support.web import Answer, Asked, Web, answering, served
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache import chunk_cache
-from wdsdist.cache.chunk_file import CHUNK, room_of
+from wdsdist.cache.chunk_file import CHUNK, OpenCopy, room_of
+from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import LOCKS
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError
@@ -43,6 +44,10 @@ def of(*samples: int, labels: bool = False) -> Callable[[ShardIndex], Int64s]:
 
 def tar_bytes(web: Web) -> int:
     return sum(sent for name, sent in web.bytes_of.items() if name.endswith(".tar"))
+
+
+def opened(shards: Shards) -> OpenCopy:
+    return shards.cache.open(CopiedShard(shards.manifest, 0), shards.cache.deadline())
 
 
 def is_right(shards: Shards, number: int) -> bool:
@@ -165,7 +170,7 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
         if is_error:
             words = r"02\.tar does not hold .*member 'bin' of sample '0043' .* \(3 attempts in \d.*; training can "
             with pytest.raises(ShardDamagedError, match=words):
-                shards.source.open({2: of(3)})
+                shards.source.open({2: of(3)})[2].member(3, 0)
         else:
             assert bytes(shards.source.open({2: of(3)})[2].member(3, 0)) == member(43)
             assert shards.source.counters().retries == times
@@ -254,13 +259,13 @@ def test_two_jobs_with_different_views_of_a_shard_keep_the_limit(remote: Manifes
     limit = room_of(size, 8000) - size // 3
     first, second = (Shards(remote, tmp_path / "cache", limit=limit) for _ in range(2))
     for shards, samples in ((first, range(8)), (second, range(10, 18))):
-        shards.cache.fetch_ahead(shards.source.shard(0), of(*samples), lambda: True)  # type: ignore[attr-defined]
+        shards.cache.fetch_ahead(opened(shards), of(*samples), lambda: True)
     assert used(tmp_path / "cache") <= limit
 
 
 def test_what_is_fetched_ahead_ends_between_requests_once_nobody_goes_on(web: Web, shards: Shards) -> None:
     web.bytes_of.clear()
-    assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: False)  # type: ignore[attr-defined]
+    assert shards.cache.fetch_ahead(opened(shards), None, lambda: False)
     assert tar_bytes(web) == 0
 
 
@@ -270,7 +275,7 @@ def test_a_server_without_ranges_sends_a_whole_shard_once(
     monkeypatch.setattr(chunk_cache, "REQUEST", 8 * CHUNK)
     with answering(lambda asked: (200, {}, (packed / Path(asked.path).name).read_bytes())) as (url, asked):
         shards = Shards(Manifest.of(url, wdsdist.open(packed).shards), tmp_path / "cache")
-        assert shards.cache.fetch_ahead(shards.source.shard(0), None, lambda: True)  # type: ignore[attr-defined]
+        assert shards.cache.fetch_ahead(opened(shards), None, lambda: True)
         assert sum(request.path.endswith(".tar") for request in asked) <= 3  # the first parts, and all of it
         assert is_right(shards, 0)
 

@@ -14,7 +14,7 @@ from tests.cache.conftest import SHARDS
 from tests.support.sources import Shards
 from tests.support.web import Web
 from wdsdist.cache.cached_shards import CachedShards
-from wdsdist.cache.copied_shard import CopiedShard
+from wdsdist.cache.chunk_file import OpenCopy
 from wdsdist.cache.prefetch import Prefetch
 from wdsdist.sampling.shard_schedule import Use
 from wdsdist.shards.manifest import Manifest
@@ -98,8 +98,8 @@ def test_threads_fetch_the_nearest_shard_and_wait_for_the_next_batch_without_roo
 ) -> None:
     asked, has_room = SimpleQueue[str](), threading.Event()
 
-    def fetch_ahead(shard: CopiedShard, needs: object, goes_on: object) -> bool:
-        asked.put(shard.key)
+    def fetch_ahead(copy: OpenCopy, needs: object, goes_on: object) -> bool:
+        asked.put(copy.shard.key)
         return has_room.is_set()
 
     monkeypatch.setattr(shards.cache, "fetch_ahead", fetch_ahead)

@@ -16,7 +16,7 @@ def runs(starts: Int64s, chosen: npt.NDArray[np.integer]) -> tuple[Int64s, Int64
     >>> indices.tolist(), begins.tolist()
     ([3, 4, 5, 0, 1], [0, 3, 5])
     """
-    lengths = np.diff(starts)[chosen]
+    lengths = starts[1:][chosen] - starts[:-1][chosen]
     begins = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     return np.repeat(starts[:-1][chosen] - begins[:-1], lengths) + np.arange(begins[-1]), begins
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -39,12 +40,16 @@ _RELEASED.release()  # to read it is an error
 
 
 class CachedShard(OpenShard):
-    """A shard whose copy in the cache is mapped. Members are readable once they are there and verified."""
+    """A shard whose copy in the cache is mapped. A member is verified when it is first read."""
 
     def __init__(self, source: CachedShards, number: int, copy: OpenCopy, is_ready: npt.NDArray[np.bool_]) -> None:
         self.copy = copy
         self.is_ready = is_ready
-        """bool [members]: whether each is there and verified."""
+        """bool [members]: whether each is verified."""
+        self.needs: Members | None = None
+        """What the latest batch reads."""
+        self._checksums = None if copy.index.checksums is None else copy.index.checksums.data  # faster than an array
+        self._opened, self._counters = source.opened, source.cache.counters
         self._source = weakref.proxy(source)
         self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self._comes_whole: bool | None = None
@@ -64,10 +69,26 @@ class CachedShard(OpenShard):
         self.content = _RELEASED
 
     def member(self, sample: int, number: int) -> memoryview:
-        member = self._starts[sample] + number
-        if not self.is_ready[member]:  # a substitute, which the batch did not ask for
-            self._source.fetch({self.number: np.array([member])})
-        return super().member(sample, number)
+        member, data = self._starts[sample] + number, super().member(sample, number)
+        if self.is_ready[member]:
+            return data
+        if self._checksums is None or checksums.digest(data) & checksums.MASK != self._checksums[member]:
+            # Others of the batch may be wrong too, after a crash; a substitute is not of the batch.
+            self.verify(np.union1d(self.unread(), [member]))
+            return super().member(sample, number)
+        self.is_ready[member] = True
+        if self.copy.made < self._opened:
+            self._counters["bytes_cached"] += len(data)  # in this thread alone
+        return data
+
+    def unread(self) -> Int64s:
+        """Return the members that the latest batch reads and that are not verified yet."""
+        chosen = np.arange(len(self.is_ready)) if self.needs is None else self.needs(self.index)
+        return chosen[~self.is_ready[chosen]]
+
+    def verify(self, members: Int64s) -> None:
+        with clear_errors(self._source.cache.root, self._source.shard(self.number).described):
+            self._source.fetch({self.number: members})
 
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
         self._source.fetch_ranges(self.number, offsets, lengths)
@@ -108,20 +129,16 @@ class CachedShards:
         """Shards that prefetch fetches, each with the members that the epoch needs; ``None`` for all."""
         self.first_batch = threading.Event()
         """Whether the first batch has its chunks: until then prefetch would take link and cores from it."""
-        self._opened = time.time() if opened is None else opened
+        self.opened = time.time() if opened is None else opened
         self._local = LocalShards(manifest)
-        self._shards: dict[int, CopiedShard] = {}
+        self.shard = functools.cache(functools.partial(CopiedShard, manifest))
+        """Returns the location and the promises of a shard, which need not be open."""
         self._open: OrderedDict[int, CachedShard] = OrderedDict()
-        self._verified: OrderedDict[tuple[int, float], npt.NDArray[np.bool_]] = OrderedDict()
+        # By number and making of the copy; which of its members this process has verified.
+        self._is_ready = functools.lru_cache(_VERIFIED)(lambda *copy: np.zeros(copy[-1], np.bool_))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedShards, (self.manifest, self.cache, self._opened)  # maps stay behind
-
-    def shard(self, number: int) -> CopiedShard:
-        """Return the location and the promises of a shard, which need not be open."""
-        if number not in self._shards:
-            self._shards[number] = CopiedShard(self.manifest, number)
-        return self._shards[number]
+        return CachedShards, (self.manifest, self.cache, self.opened)  # maps stay behind
 
     def open(self, needs: Needs) -> Mapping[int, OpenShard]:
         copied = {number: needs[number] for number in needs if self.manifest.is_copied[number]}
@@ -130,15 +147,17 @@ class CachedShards:
             opened.update(self._local.open({number: None for number in needs if number not in copied}))
         with clear_errors(self.cache.root, self._described(list(copied))):
             try:
-                held = self._hold(list(copied))
-                missing = {}
-                for number, members in copied.items():
-                    shard = held[number]
-                    chosen = np.arange(len(shard.index.offsets)) if members is None else members(shard.index)
-                    if not shard.is_ready[chosen].all():
-                        missing[number] = chosen[~shard.is_ready[chosen]]
-                if missing:
-                    self.fetch(missing)
+                held = self._hold(copied)
+                chunks = {
+                    shard.number: chunks_of_members(shard.index, unread)
+                    for shard in held.values()
+                    if not shard.copy.is_whole and len(unread := shard.unread())
+                }
+                if chunks:
+                    self._fetch_chunks(chunks, self.cache.deadline())
+                unsure = [shard for shard in held.values() if shard.index.checksums is None]
+                if unsure:  # headers are checked in one go
+                    self.fetch({shard.number: shard.unread() for shard in unsure})
             finally:
                 self.first_batch.set()
         opened.update(held)
@@ -163,23 +182,23 @@ class CachedShards:
 
         Raises `ShardDamagedError`, naming shard and member, if bytes are wrong again after they were fetched again.
         """
-        deadline = self.cache.deadline()
+        deadline, left = self.cache.deadline(), members
         for attempt in range(1, _ATTEMPTS + 1):
-            chunks = {number: chunks_of_members(self._open[number].index, some) for number, some in members.items()}
+            chunks = {number: chunks_of_members(self._open[number].index, some) for number, some in left.items()}
             self._fetch_chunks(chunks, deadline)
             wrong = {}
-            for number, chosen in members.items():
+            for number, chosen in left.items():
                 shard = self._open[number]
                 bad = checksums.wrong(shard.index, chosen, shard.copy.data)
                 right = np.setdiff1d(chosen, bad) if len(bad) else chosen
                 shard.is_ready[right] = True
-                if shard.copy.made < self._opened:
+                if shard.copy.made < self.opened:
                     self.cache.count(bytes_cached=int(shard.index.sizes[right].sum()))
                 if len(bad):
                     wrong[number] = bad
             if not wrong:
                 return
-            members = wrong
+            left = wrong.copy()
             number, bad = next(iter(wrong.items()))
             if attempt == _ATTEMPTS or not deadline.left():
                 damage = checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
@@ -195,6 +214,7 @@ class CachedShards:
                         beside(self.cache.path(shard.copy.shard)).unlink(missing_ok=True)
                         self.cache.catalog.remove(shard.copy.shard.key)  # but a copy of which views are left stays
                     shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
+                    left[number] = members[number]
 
     def fetch_ranges(self, number: int, offsets: Int64s, lengths: Int64s) -> None:
         """Fetch ranges of an open shard, unless they are there; they are not verified."""
@@ -221,11 +241,11 @@ class CachedShards:
         more = f" and {counted(len(numbers) - 1, 'other shard')}" if len(numbers) > 1 else ""
         return f"{self.shard(numbers[0]).described}{more}" if numbers else ""
 
-    def _hold(self, numbers: list[int]) -> dict[int, CachedShard]:
+    def _hold(self, needs: Needs) -> dict[int, CachedShard]:
         """Return shards whose copies are open and locked."""
         held: dict[int, CachedShard] = {}
         new = []
-        for number in numbers:
+        for number in needs:
             shard = self._open.get(number)
             if shard is not None and shard.hold():
                 self._open.move_to_end(number)
@@ -239,15 +259,9 @@ class CachedShards:
             with ThreadPoolExecutor(min(len(new), _THREADS)) as pool:
                 copies = list(pool.map(lambda shard: self.cache.open(shard, deadline), shards))
             for number, copy in zip(new, copies, strict=True):
-                held[number] = self._open[number] = CachedShard(self, number, copy, self._ready(number, copy))
+                is_ready = self._is_ready(number, copy.made, len(copy.index.offsets))
+                held[number] = self._open[number] = CachedShard(self, number, copy, is_ready)
             self.cache.catalog.use([shard.key for shard in shards])
+        for number, shard in held.items():
+            shard.needs = needs[number]
         return held
-
-    def _ready(self, number: int, copy: OpenCopy) -> npt.NDArray[np.bool_]:
-        """Return which members of a copy this process has verified."""
-        key = number, copy.made
-        ready = self._verified.setdefault(key, np.zeros(len(copy.index.offsets), np.bool_))
-        self._verified.move_to_end(key)
-        if len(self._verified) > _VERIFIED:
-            self._verified.popitem(last=False)
-        return ready

@@ -130,23 +130,22 @@ class ChunkCache:
                 wait(wanted[0][0].shard)
         return full
 
-    def fetch_ahead(self, shard: CopiedShard, needs: Members | None, goes_on: Callable[[], bool]) -> bool:
-        """Prefetch the chunks of a shard that an epoch needs, while ``goes_on()``; return false without room for them.
+    def fetch_ahead(self, copy: OpenCopy, needs: Members | None, goes_on: Callable[[], bool]) -> bool:
+        """Prefetch the chunks of a copy that an epoch needs, while ``goes_on()``; return false without room for them.
 
         Any number of threads and processes may fetch one shard: each takes the next chunks that nobody has claimed. So
         this returns as soon as all chunks are claimed.
 
-        Raises what `open` raises.
+        Raises what `fetch` raises.
         """
         deadline = self.deadline()
-        with clear_errors(self.root, shard.described), contextlib.closing(self.open(shard, deadline)) as copy:
-            missing = copy.missing(_needed_chunks(copy, needs))
-            while len(missing) and not copy.is_private and goes_on():
-                num_claimed, without_room = self._fetch_once([(copy, missing)], deadline, is_ahead=True)
-                if not num_claimed:
-                    return not without_room
-                missing = copy.missing(missing)
-            return not copy.is_private
+        missing = copy.missing(_needed_chunks(copy, needs))
+        while len(missing) and not copy.is_private and goes_on():
+            num_claimed, without_room = self._fetch_once([(copy, missing)], deadline, is_ahead=True)
+            if not num_claimed:
+                return not without_room
+            missing = copy.missing(missing)
+        return not copy.is_private
 
     def fetch_all(self, shard: CopiedShard, needs: Members | None = None) -> None:
         """Fetch the chunks of a shard that an epoch needs, or all, and wait for them.

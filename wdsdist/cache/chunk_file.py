@@ -71,6 +71,13 @@ class OpenCopy:
             trailer = mmap.mmap(opened.fileno(), _HEADER + self.num_chunks, offset=self.num_chunks * CHUNK)
         self.map: npt.NDArray[np.uint8] = np.frombuffer(trailer, np.uint8)[_HEADER:]
         """uint8 [chunks]: 1 if a chunk is there."""
+        self._is_whole = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all chunks were there at some time; one that is wrong may be fetched again since."""
+        self._is_whole = self._is_whole or bool(self.map.view(np.bool_).all())
+        return self._is_whole
 
     @property
     def is_private(self) -> bool:

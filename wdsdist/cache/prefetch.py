@@ -19,6 +19,8 @@ import numpy as np
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.cache.cached_shards import CachedShards
+from wdsdist.cache.chunk_file import OpenCopy
+from wdsdist.cache.folder import clear_errors
 from wdsdist.errors import WdsdistError
 from wdsdist.sampling.shard_schedule import Use, copy_sizes
 from wdsdist.shards.source import Members
@@ -117,6 +119,7 @@ class Prefetch:
         # All below is changed under the condition's lock only.
         self._shards: list[int] = []  # nearest first
         self._done: set[int] = set()  # of these: there, or claimed by others
+        self._copies: dict[int, OpenCopy | None] = {}  # of these, for all threads; ``None`` while a thread opens it
         self._is_full = False
         self._is_closed = False
 
@@ -134,10 +137,12 @@ class Prefetch:
             self._source.coming = {shard: self._epoch(shard) for shard in shards}
             self._source.cache.catalog.expect(self._job, batch, needs)
         with self._changed:
-            self._shards = shards
-            self._done.intersection_update(shards)
-            self._is_full = False
-            self._changed.notify_all()
+            if first_use is not None or self._is_full:  # else no thread has more to do: to wake them takes the GIL
+                self._shards = shards
+                self._done.intersection_update(shards)
+                self._copies = {number: copy for number, copy in self._copies.items() if number in shards}
+                self._is_full = False
+                self._changed.notify_all()
         if not self._is_started:
             self._is_started = True
             # An unfinished iteration is dropped at exit, after modules that `close` needs are unloaded.
@@ -150,29 +155,46 @@ class Prefetch:
         self._may_begin.set()
 
     def _fetch_all(self) -> None:
-        """Fetch the nearest shard, together with other threads, until `close`; the target of each thread."""
+        """Open or fetch the nearest shards, together with other threads, until `close`; the target of each thread."""
         self._may_begin.wait()
-        while (shard := self._nearest()) is not None:
-            has_room = True
+        cache = self._source.cache
+        while (nearest := self._nearest()) is not None:
+            number, copy = nearest
+            shard, opened, has_room = self._source.shard(number), None, True
             # The batch that needs the shard asks again with all retries, and raises the error.
-            with contextlib.suppress(WdsdistError):
-                has_room = self._source.cache.fetch_ahead(
-                    self._source.shard(shard), self._epoch(shard), lambda: not self._is_closed
-                )
+            with contextlib.suppress(WdsdistError), clear_errors(cache.root, shard.described):
+                if copy is None:
+                    opened = cache.open(shard, cache.deadline())
+                else:
+                    has_room = cache.fetch_ahead(copy, self._epoch(number), lambda: not self._is_closed)
             with self._changed:
+                if copy is None:  # others may wait until it is open
+                    self._changed.notify_all()
+                if opened is not None:
+                    self._copies[number] = opened
+                    continue
+                self._copies.pop(number, None)
                 # Without room all wait for the next batch: a shard that is needed later must not take the room that a
                 # nearer one lacks.
                 self._is_full = self._is_full or not has_room
                 if has_room:
-                    self._done.add(shard)
+                    self._done.add(number)
 
-    def _nearest(self) -> int | None:
-        """Wait for a shard to fetch, and return the nearest one; ``None`` after `close`."""
+    def _nearest(self) -> tuple[int, OpenCopy | None] | None:
+        """Wait for the nearest shard, and return it with its copy to fetch, or with ``None`` to open it.
+
+        While one thread opens a copy, others open the copies behind it. Returns ``None`` after `close`.
+        """
         with self._changed:
             while not self._is_closed:
-                shard = next((number for number in self._shards if number not in self._done), None)
-                if shard is not None and not self._is_full:
-                    return shard
+                left = [number for number in self._shards if number not in self._done][: self._num_threads]
+                if left and not self._is_full:
+                    if (copy := self._copies.get(left[0])) is not None:
+                        return left[0], copy
+                    for number in left:
+                        if number not in self._copies:
+                            self._copies[number] = None
+                            return number, None
                 self._changed.wait()
         return None
 

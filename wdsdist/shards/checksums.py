@@ -17,6 +17,7 @@ from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar.reader import BLOCK, LONGEST_HEADERS, is_member_at
 
 Digest = xxhash.xxh3_64
+digest = xxhash.xxh3_64_intdigest
 MASK = 0xFFFFFFFF
 """The bits of the digest that are kept."""
 
@@ -27,7 +28,6 @@ def of_data(content: bytes | memoryview, offsets: Int64s, sizes: Int64s) -> npt.
     >>> of_data(b"12345", np.array([0, 2]), np.array([2, 3])).tolist()
     [747937652, 2985832502]
     """
-    digest = xxhash.xxh3_64_intdigest
     places = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
     return np.array([digest(content[start:stop]) & MASK for start, stop in places], np.uint32)
 
