@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from wdsdist.loader.mix import concat as concat
     from wdsdist.loader.mix import mix as mix
     from wdsdist.packing import pack as pack
-    from wdsdist.packing.encoders import encode as encode
     from wdsdist.samples.collate import Ragged as Ragged
     from wdsdist.samples.collate import unpadded as unpadded
+    from wdsdist.samples.encoders import encode as encode
     from wdsdist.shards.build_index import index as index
     from wdsdist.shards.manifest import Manifest as Manifest
     from wdsdist.shards.open import open as open
@@ -57,7 +57,7 @@ _HOME = {
     "to_device": "wdsdist.loader.device_prefetch",
     "unpadded": "wdsdist.samples.collate",
     "LoaderStats": "wdsdist.loader.epoch_iterator",
-    "encode": "wdsdist.packing.encoders",
+    "encode": "wdsdist.samples.encoders",
 }
 
 

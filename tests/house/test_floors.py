@@ -28,7 +28,7 @@ FLOORS: list[dict[str, str]] = [
     {"shards": "the format on disk: tars, their indexes, the manifest of a data set"},
     {"sampling": "which sample comes at which step: pure arithmetic"},
     {"cache": "verified local copies of remote shards, bounded, and their prefetch"},
-    {"samples": "bytes of members to values, values to the columns of a batch"},
+    {"samples": "bytes of members to values and back, values to the columns of a batch"},
     {"media": "clips of audio and video, their lengths and their check, on PyAV"},
     {
         "loader": "the data set, the loader, its workers, and how they resume",

@@ -13,7 +13,7 @@ from tests.support.photos import photo
 from wdsdist.diagnostics.verify import verify
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.packing import Images
-from wdsdist.packing.encoders import encode
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.images.transforms import RandomResizedCrop, ResizeCenterCrop, image_of
 from wdsdist.samples.sample_spec import Decoder
 

@@ -19,10 +19,10 @@ from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.npy_header import NPY_MAGIC
 from wdsdist._util.pools import run_in_subprocess
 from wdsdist.errors import SampleError, SourceError
-from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import Payload, Sample, Samples, or_skip, sample_size, whole
 from wdsdist.packing.options import Images, Options
 from wdsdist.packing.sources.source import Source
+from wdsdist.samples.encoders import encode
 from wdsdist.samples.fields import ABSENT, SampleCheck
 from wdsdist.samples.images.decode import UPRIGHT, EncodedImage, Pixels, converted, image_orientation, opened, upright
 

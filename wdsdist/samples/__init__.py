@@ -1,1 +1,1 @@
-"""Bytes of members to values, and values to the columns of a batch."""
+"""Bytes of members to values and back, and values to the columns of a batch."""

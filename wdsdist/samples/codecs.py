@@ -27,12 +27,11 @@ IMAGE_FORMS = ("rgb8", "rgb", "torchrgb8", "torchrgb", "pil", "pilrgb")
 AUDIO = "audio"
 """The form in which ``decode=`` decodes recordings."""
 
-_INSTALL = {"PIL": "wdsdist[images]", "av": "wdsdist[media]"}
-
 
 def missing_package(error: ImportError) -> str:
     """Return the package to install after an import failed."""
-    return _INSTALL.get(str(error.name), str(error.name))
+    package = str(error.name)
+    return {"PIL": "wdsdist[images]", "av": "wdsdist[media]"}.get(package, package)
 
 
 def read_npy(data: bytes) -> npt.NDArray[Any]:
@@ -72,9 +71,7 @@ def _decode_msgpack(data: bytes) -> Any:
 
 
 def _decode_pth(data: bytes) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return import_module("torch").load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 _TABLE: dict[str, Callable[[bytes], Any]] = {

@@ -81,26 +81,22 @@ class Ragged:
     @property
     def offsets(self) -> torch.Tensor:
         """int64 [n + 1]: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
-        return torch.from_numpy(self.bounds)
-
-    @property
-    def bounds(self) -> Int64s:
-        """The offsets as an array."""
         if self._offsets is None:
             self._offsets = np.fromiter(accumulate(map(len, self.parts), initial=0), np.int64, len(self.parts) + 1)
-        return self._offsets
+        return torch.from_numpy(self._offsets)
 
     @property
     def parts(self) -> Sequence[Buffer]:
         """The strings, as views."""
         if self._parts is None:
             assert self._bytes is not None
+            assert self._offsets is not None
             view = self._bytes.data
-            self._parts = [view[start:stop] for start, stop in pairwise(self.bounds.tolist())]
+            self._parts = [view[start:stop] for start, stop in pairwise(self._offsets.tolist())]
         return self._parts
 
     def __len__(self) -> int:
-        return len(self._parts) if self._parts is not None else len(self.bounds) - 1
+        return len(self._parts) if self._parts is not None else len(self.offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
         """Return string ``index`` as a view, or the strings of a slice as a list of views."""
@@ -138,16 +134,15 @@ class Stacked:
         """Return tensors as pieces, or ``None`` if they differ, or are not plain memory."""
         first = values[0]
         shape, stride, dtype = first.shape, first.stride(), first.dtype
-        if not all(
+        are_alike = all(
             type(value) is torch.Tensor
             and value.shape == shape
             and value.dtype == dtype
             and value.stride() == stride
             and is_plain(value)
             for value in values
-        ):
-            return None
-        if not is_dense(first):
+        )
+        if not are_alike or not is_dense(first):
             return None
         strides = None if first.is_contiguous() else (first.numel(), *stride)
         return cls([memory_of(value) for value in values], dtype, (len(values), *shape), strides)
@@ -177,14 +172,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor fills its memory without holes or overlaps, in whatever order of dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

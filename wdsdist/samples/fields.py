@@ -45,8 +45,10 @@ class Fields:
             raise ArgumentError(
                 f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')", argument="fields"
             )
-        self._alternatives = None if fields is None else [tuple(_alternatives(field, raw_images)) for field in fields]
-        names = [alternatives[0] for alternatives in self._alternatives or ()]
+        self.are_all = fields is None
+        """Whether all members of a sample are read."""
+        self._alternatives = [tuple(_alternatives(field, raw_images)) for field in fields or ()]
+        names = [alternatives[0] for alternatives in self._alternatives]
         if len(names) > len(set(names)):
             raise ArgumentError(
                 f"fields is {fields!r}: two fields have the same name before the first ';'", argument="fields"
@@ -56,11 +58,6 @@ class Fields:
         self.optional = frozenset(name for name, field in zip(names, fields or (), strict=True) if field.endswith("?"))
         """Names of the fields that a sample may lack, such as ``"txt?"``."""
         self._known: dict[tuple[str, ...], Chosen] = {}
-
-    @property
-    def are_all(self) -> bool:
-        """Whether all members of a sample are read."""
-        return self._alternatives is None
 
     def choose(self, layout: tuple[str, ...]) -> Chosen:
         """Return (entry name, extension, index) for each field; the entry has the name of the first alternative.
@@ -86,7 +83,7 @@ class Fields:
     def members(self, index: ShardIndex, samples: Int64s | None = None) -> Int64s:
         """Return the members of a shard, by their numbers, that the fields of some samples or all are made of."""
         samples = np.arange(index.num_samples) if samples is None else samples
-        if self._alternatives is None:
+        if self.are_all:
             return runs(index.sample_starts, samples)[0]
         names = tuple(extension.lower() for extension in index.extensions)
         starts = index.sample_starts
@@ -116,9 +113,8 @@ class Fields:
             return np.zeros(0, np.int64)
 
     def _chosen(self, layout: tuple[str, ...]) -> Iterator[tuple[str, str, int]]:
-        if self._alternatives is None:
+        if self.are_all:
             yield from ((extension, extension, index) for index, extension in enumerate(layout))
-            return
         for names in self._alternatives:
             extension = next((name for name in names if name in layout), None)
             if extension is not None:

@@ -67,11 +67,6 @@ def is_seeded(function: object) -> bool:
     return _has_mark(function, _SEEDED)
 
 
-def is_parted(function: object) -> bool:
-    """Return whether `parted` marks a function, so that it is called with the part of a record."""
-    return _has_mark(function, _PARTED)
-
-
 def caller(function: Callable[..., Any]) -> Callable[[Any, int, Part | None], Any]:
     """Adapt a decoder to (data, seed, part): pass it only the arguments that its marks ask for.
 
@@ -79,7 +74,7 @@ def caller(function: Callable[..., Any]) -> Callable[[Any, int, Part | None], An
     (2, 4)
     """
     takes_seed = is_seeded(function)
-    if is_parted(function):
+    if _has_mark(function, _PARTED):
 
         def call(data: Any, seed: int, part: Part | None) -> Any:
             number, total = part or WHOLE

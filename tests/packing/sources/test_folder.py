@@ -127,6 +127,7 @@ class TestClassFolders:
         source = find(tmp_path, class_folders=True)
         assert source.contents.notes["classes"] == ["Zebra", "cat", "dog"]
         assert source.contents.notes["skipped"] == {"file beside the class folders, such as README.md": 2}
+        assert source.contents.facts["keys"] == "such as Zebra/x/2, of Zebra/x/2.PNG"
         labels = {key: found["cls"] for key, found in members(source).items()}
         assert labels == {"Zebra/x/2": b"0", "cat/1": b"1", "dog/1": b"2"}
         assert extensions(source)["dog/1"] == ["cls", "jpg", "txt"]

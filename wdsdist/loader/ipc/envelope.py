@@ -58,7 +58,7 @@ class _Pickler(pickle.Pickler):
         if kind is Stacked:
             return _tensor, (self._bulk(value.parts), value.dtype, value.shape, value.stride)
         if kind is Ragged:
-            return _ragged, (self._bulk(value.parts), self._bulk([value.bounds.view(np.uint8).data]))
+            return _ragged, (self._bulk(value.parts), self._bulk([value.offsets.numpy().view(np.uint8).data]))
         if kind is memoryview:
             return memoryview, (self._bulk([value.cast("B") if value.contiguous else value.tobytes()]),)
         if kind is torch.storage.TypedStorage:

@@ -216,7 +216,9 @@ class Files:
         notes: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
         notes |= {"skipped": dict(sorted(skipped.items()))} if skipped else {}
         notes |= {} if index.key_rule == FIRST_DOT else {"source_key_rule": index.key_rule}
-        facts = {"keys": f"such as {shown(listing.key(0))}, of {shown(listing.path(0))}"}
+        first = int(numbers[0])
+        path = listing.path(int(index.sample_starts[first]))
+        facts = {"keys": f"such as {shown(listing.key(first))}, of {shown(path)}"}
         if tops and classes is None:
             facts["folders"] = f"{len(tops):,}, such as {shown(tops[0])}, are part of the keys"
             if options.class_folders is None and len(tops) > 1:

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError, SourceError
-from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import Sample, Samples, sample_size
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
+from wdsdist.samples.encoders import encode
 from wdsdist.storage import compression
 
 _NAME = re.compile(r"(?P<prefix>.+)-(?P<role>images|labels)[-.]idx\d-[a-z]+\d*(?P<gz>\.gz)?")

@@ -24,12 +24,12 @@ import numpy as np
 from wdsdist._util.pools import Carried, run_in_subprocess
 from wdsdist._util.validation import check_callable
 from wdsdist.errors import ArgumentError, SourceError, given
-from wdsdist.packing import encoders
 from wdsdist.packing.members import Payload, Sample, Samples, broken, check_extensions, check_key, numbered, sample_size
 from wdsdist.packing.options import Encode, OnError, Options
 from wdsdist.packing.sources.source import READERS_NOTES, Contents, Source
 from wdsdist.packing.sources.table import of_dataset
 from wdsdist.packing.tables.table import is_dataset
+from wdsdist.samples import encoders
 
 LOOKS = 64
 """Items that are made beforehand: their mean size is within a few percent of the mean of most data sets."""

@@ -31,7 +31,6 @@ from wdsdist._util.file_types import last_part
 from wdsdist._util.files import check_readable
 from wdsdist._util.pools import Carried
 from wdsdist.errors import ArgumentError, SampleError, SourceError, given
-from wdsdist.packing.encoders import encode
 from wdsdist.packing.members import (
     FilePayload,
     LeftOut,
@@ -48,6 +47,7 @@ from wdsdist.packing.options import Options
 from wdsdist.packing.sources.columns import KEY, Column, check_columns, columns_of, is_numbers, suffix
 from wdsdist.packing.sources.source import Blocks, Candidate, Contents, FileStamp, Source, key_digest, repeated
 from wdsdist.packing.tables.table import NOTES, SUFFIXES, Kind, Table, kind_of, open_table, reading
+from wdsdist.samples.encoders import encode
 
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev)(?=[-_.])")
 STATE = "state.json"

@@ -46,8 +46,6 @@ MAX_PIXELS = 2**28 // 3
 _EXIF = b"Exif\0\0"
 _TAG, _SHORT = 0x0112, 3
 _APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
-_TURNED = 5
-"""From this orientation on, rows of the file are columns of the image."""
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 
 Encoded = bytes | memoryview
@@ -119,7 +117,7 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
 
 def is_turned(orientation: int) -> bool:
     """Return whether an EXIF orientation rotates an image by 90 degrees, which swaps width and height."""
-    return orientation >= _TURNED
+    return orientation >= 5
 
 
 def exif_orientation(data: bytes) -> int:

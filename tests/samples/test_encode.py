@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from wdsdist.errors import ArgumentError, SampleError
-from wdsdist.packing.encoders import encode, encoder_of
 from wdsdist.samples.codecs import DECODERS
+from wdsdist.samples.encoders import encode, encoder_of
 from wdsdist.samples.sample_spec import Decoder
 
 TEXTS = st.text(st.characters(codec="utf-8"))

@@ -1,4 +1,4 @@
-"""Encoders: functions from a value to the bytes of a member, which packing uses.
+"""The table of encoders: functions from a value to the bytes of a member, by extension, which packing uses.
 
 A value that is encoded here decodes to an equal value, except the pixels of lossy images.
 """
@@ -136,9 +136,7 @@ _TABLE: dict[str, Callable[[Any], bytes]] = {
     "txt text transcript": _encode_text,
     "cls cls2 index inx id": _encode_integer,
     "json jsn": lambda value: _TO_JSON.encode(value).encode(),
-    "npy": lambda value: _written(
-        lambda stream: np.lib.format.write_array(stream, array_of(value), allow_pickle=False)
-    ),
+    "npy": lambda value: _written(lambda stream: np.save(stream, array_of(value), allow_pickle=False)),
     "npz": lambda value: _written(
         lambda stream: np.savez(stream, **{str(name): array_of(entry) for name, entry in value.items()})  # type: ignore[arg-type]
     ),
