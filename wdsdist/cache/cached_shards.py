@@ -52,7 +52,6 @@ class CachedShard(OpenShard):
         self._opened, self._counters = source.opened, source.cache.counters
         self._source = weakref.proxy(source)
         self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
-        self._comes_whole: bool | None = None
         super().__init__(source.manifest, number, copy.index, _RELEASED)
         self.hold()
 
@@ -93,11 +92,10 @@ class CachedShard(OpenShard):
     def fetch_ranges(self, offsets: Int64s, lengths: Int64s) -> None:
         self._source.fetch_ranges(self.number, offsets, lengths)
 
-    def comes_whole(self, coming: Mapping[int, Members | None]) -> bool:
-        """Return whether prefetch fetches the whole shard, because the epoch needs most of it."""
-        if self._comes_whole is None:
-            self._comes_whole = fetched_members(self.copy.index, coming[self.number]) is None
-        return self._comes_whole
+    @functools.cached_property
+    def comes_whole(self) -> bool:
+        """Whether prefetch fetches the whole shard, because the epoch needs most of it."""
+        return fetched_members(self.copy.index, self._source.coming[self.number]) is None
 
     def replace(self, copy: OpenCopy) -> None:
         """Go on with another copy of the same shard."""
@@ -134,8 +132,7 @@ class CachedShards:
         self.shard = functools.cache(functools.partial(CopiedShard, manifest))
         """Returns the location and the promises of a shard, which need not be open."""
         self._open: OrderedDict[int, CachedShard] = OrderedDict()
-        # By number and making of the copy; which of its members this process has verified.
-        self._is_ready = functools.lru_cache(_VERIFIED)(lambda *copy: np.zeros(copy[-1], np.bool_))
+        self._is_ready = functools.lru_cache(_VERIFIED)(lambda shard, made, members: np.zeros(members, np.bool_))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedShards, (self.manifest, self.cache, self.opened)  # maps stay behind
@@ -155,9 +152,8 @@ class CachedShards:
                 }
                 if chunks:
                     self._fetch_chunks(chunks, self.cache.deadline())
-                unsure = [shard for shard in held.values() if shard.index.checksums is None]
-                if unsure:  # headers are checked in one go
-                    self.fetch({shard.number: shard.unread() for shard in unsure})
+                if headers := [shard for shard in held.values() if shard.index.checksums is None]:
+                    self.fetch({shard.number: shard.unread() for shard in headers})
             finally:
                 self.first_batch.set()
         opened.update(held)
@@ -227,7 +223,7 @@ class CachedShards:
         # Chunks beside the members of a batch come with them if prefetch would fetch the whole shard anyway.
         coming = self.coming if self.first_batch.is_set() else {}
         along = [self._open[number] for number in needed if number in coming]
-        full = self.cache.fetch(wanted, deadline, {shard.copy for shard in along if shard.comes_whole(coming)})
+        full = self.cache.fetch(wanted, deadline, {shard.copy for shard in along if shard.comes_whole})
         again = []
         for number, chunks in needed.items():
             shard = self._open[number]

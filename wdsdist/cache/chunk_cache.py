@@ -42,6 +42,7 @@ from wdsdist.storage.waiting import LongWait
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
 _LONGEST_PAUSE = 0.005
+_BETWEEN_CLAIMS = 0.2  # seconds; whoever has claimed the chunks may have failed or been killed since
 _LAST_WORD = 5.0
 """Seconds for the store to answer once the wait for another process is over."""
 
@@ -120,14 +121,17 @@ class ChunkCache:
         Raises `NotFoundError`, `StorageError` or `ShardDamagedError` as the store does.
         """
         full: list[OpenCopy] = []
-        wait = _waiter(deadline)
+        wait, next_try = _waiter(deadline), 0.0
         while wanted := [
             (copy, missing) for copy, chunks in wanted if copy not in full and len(missing := copy.missing(chunks))
         ]:
-            num_claimed, without_room = self._fetch_once(wanted, deadline, along)
-            full += without_room
-            if not (num_claimed or without_room):
-                wait(wanted[0][0].shard)
+            if time.monotonic() >= next_try:  # to look at the map takes less than a claim
+                num_claimed, without_room = self._fetch_once(wanted, deadline, along)
+                full += without_room
+                if num_claimed or without_room:
+                    continue
+                next_try = time.monotonic() + _BETWEEN_CLAIMS
+            wait(wanted[0][0].shard)
         return full
 
     def fetch_ahead(self, copy: OpenCopy, needs: Members | None, goes_on: Callable[[], bool]) -> bool:
