@@ -340,7 +340,7 @@ def test_a_state_inside_a_block_that_other_values_planned_is_refused(tmp_path: P
     def of_sizes(shift: int) -> StreamingDataLoader:
         rows = (f"{number},{1 + (number * 7 + shift) % 13}\n" for number in range(200))
         (tmp_path / "sizes.csv").write_text("key,size\n" + "".join(rows))
-        data.add_columns(join=tmp_path / "sizes.csv", overwrite=True)
+        data.add_columns(join=tmp_path / "sizes.csv", replace=True)
         return loader(wdsdist.open(tmp_path / "shards"), batches=TokenBudget(30, length="size"), collate_fn=keys_alone)
 
     one = of_sizes(0)

@@ -3,8 +3,6 @@
 Every worker prefetches from its own position in the epoch, with its own threads. All threads of a node fetch the
 nearest shards first, and each takes the next chunks that nobody has claimed. A shard that cannot be prefetched is
 fetched when it is needed, and raises its error then.
-
-`PrefetchSchedule` decides what to fetch and is pure; `Prefetch` has the threads that fetch it.
 """
 
 from __future__ import annotations
@@ -157,37 +155,39 @@ class Prefetch:
     def _fetch_all(self) -> None:
         """Open or fetch the nearest shards, together with other threads, until `close`; the target of each thread."""
         self._may_begin.wait()
-        cache = self._source.cache
         while (nearest := self._nearest()) is not None:
-            number, copy = nearest
-            shard, opened, has_room = self._source.shard(number), None, True
-            # The batch that needs the shard asks again with all retries, and raises the error.
-            with contextlib.suppress(WdsdistError), clear_errors(cache.root, shard.described):
-                if copy is None:
-                    opened = cache.open(shard, cache.deadline())
-                else:
-                    has_room = cache.fetch_ahead(copy, self._epoch(number), lambda: not self._is_closed)
-            with self._changed:
-                if copy is None:  # others may wait until it is open
-                    self._changed.notify_all()
-                if opened is not None:
-                    self._copies[number] = opened
-                    continue
-                self._copies.pop(number, None)
-                # Without room all wait for the next batch: a shard that is needed later must not take the room that a
-                # nearer one lacks.
-                self._is_full = self._is_full or not has_room
-                if has_room:
-                    self._done.add(number)
+            self._advance(*nearest)
+            del nearest  # a thread that waits must not hold a copy
+
+    def _advance(self, number: int, copy: OpenCopy | None) -> None:
+        """Open a copy, or fetch what nobody has claimed of it."""
+        cache, shard, opened, has_room = self._source.cache, self._source.shard(number), None, True
+        # The batch that needs the shard asks again with all retries, and raises the error.
+        with contextlib.suppress(WdsdistError), clear_errors(cache.root, shard.described):
+            if copy is None:
+                opened = cache.open(shard, cache.deadline())
+            else:
+                has_room = cache.fetch_ahead(copy, self._epoch(number), lambda: not self._is_closed)
+        with self._changed:
+            self._copies.pop(number, None)
+            if opened is not None and not self._is_full:
+                self._copies[number] = opened
+            elif opened is None and has_room:
+                self._done.add(number)
+            else:  # all wait for the next batch: a shard that is needed later must not take the room
+                self._is_full = True
+                self._copies.clear()
+            self._changed.notify_all()
 
     def _nearest(self) -> tuple[int, OpenCopy | None] | None:
-        """Wait for the nearest shard, and return it with its copy to fetch, or with ``None`` to open it.
+        """Wait for the nearest shard; return it with its copy to fetch, or ``None`` to open it; ``None`` once closed.
 
-        While one thread opens a copy, others open the copies behind it. Returns ``None`` after `close`.
+        While one thread opens a copy, others open the copies behind it, unless these have to make room for others.
         """
         with self._changed:
             while not self._is_closed:
-                left = [number for number in self._shards if number not in self._done][: self._num_threads]
+                left = [number for number in self._shards if number not in self._done]
+                left = left[: 1 if self._source.is_bounded else self._num_threads]
                 if left and not self._is_full:
                     if (copy := self._copies.get(left[0])) is not None:
                         return left[0], copy

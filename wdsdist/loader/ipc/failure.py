@@ -23,8 +23,9 @@ from wdsdist.errors import WdsdistError
 _LIBRARIES = (
     *(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, errors)),
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
+    "<string>",
 )
-"""Folders of code that users did not write."""
+"""Folders of code that users did not write, and the name of what `dataclasses` writes."""
 
 
 class WorkerFailure:

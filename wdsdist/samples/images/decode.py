@@ -117,7 +117,7 @@ def opened(data: bytes | memoryview, max_pixels: int, formats: tuple[str, ...] |
 
 def is_turned(orientation: int) -> bool:
     """Return whether an EXIF orientation rotates an image by 90 degrees, which swaps width and height."""
-    return orientation >= 5
+    return orientation >= 5  # rows of the file are columns of the image
 
 
 def exif_orientation(data: bytes) -> int:
