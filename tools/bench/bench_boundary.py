@@ -90,7 +90,7 @@ def waits(loader: Iterable[Any], epochs: int, busy: float) -> Iterator[float]:
 
 
 def measure(make: Callable[[int], Iterable[Any]], samples: int, epochs: int) -> dict[str, float]:
-    """Return what a boundary adds and how long it waits, both in milliseconds."""
+    """Return the time that an epoch boundary adds, and the time to the first batch after it, in milliseconds."""
     whole, parts = seconds(make(epochs), 1), seconds(make(1), epochs)
     busy = BUSY * whole / (epochs * samples // BATCH)
     return {

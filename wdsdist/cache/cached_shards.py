@@ -47,7 +47,7 @@ class CachedShard(OpenShard):
         self.is_ready = is_ready
         """bool [members]: whether each is verified."""
         self.needs: Members | None = None
-        """What the latest batch reads."""
+        """Returns the members of the shard that the latest batch needs; ``None`` for all."""
         self._checksums = None if copy.index.checksums is None else copy.index.checksums.data  # faster than an array
         self._opened, self._counters = source.opened, source.cache.counters
         self._source = weakref.proxy(source)

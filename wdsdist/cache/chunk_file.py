@@ -75,7 +75,7 @@ class OpenCopy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all chunks were there at some time; one that is wrong may be fetched again since."""
+        """Whether the copy was complete at some time: all chunks were in the cache. Wrong ones may be fetched again."""
         self._is_whole = self._is_whole or bool(self.map.view(np.bool_).all())
         return self._is_whole
 

@@ -160,7 +160,7 @@ class Prefetch:
             del nearest  # a thread that waits must not hold a copy
 
     def _advance(self, number: int, copy: OpenCopy | None) -> None:
-        """Open a copy, or fetch what nobody has claimed of it."""
+        """Open the cached copy of a shard, or prefetch the chunks of it that no thread or process has claimed."""
         cache, shard, opened, has_room = self._source.cache, self._source.shard(number), None, True
         # The batch that needs the shard asks again with all retries, and raises the error.
         with contextlib.suppress(WdsdistError), clear_errors(cache.root, shard.described):

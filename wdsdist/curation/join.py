@@ -161,10 +161,12 @@ def match(
         better = next((name for name, value in values.items() if name != own and value in alike), None)
         order = sorted(values, key=lambda name: (name != own, name != better))[:_SHOWN]
         shown = ", ".join(f"{name} {values[name][:40]!r}" for name in order)
-        remedy = f"name the columns of the data set and of the table with {given('on')}"
+        if better is None:
+            remedy = f"name the columns of the data set and of the table with {given('on')}"
+        else:
+            remedy = f"pass {given('on', better)}"
         raise ArgumentError(
-            f"no sample's {own} is in {label}, which has {row!r}; samples have {shown}: "
-            f"{remedy if better is None else 'pass ' + given('on', better)}",
+            f"no sample's {own} is in {label}, which has {row!r}; samples have {shown}: {remedy}",
             argument=argument,
         )
     return np.where(rows == _NONE, -1, rows)

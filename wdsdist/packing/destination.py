@@ -205,7 +205,7 @@ class Job:
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
 
     def writes(self, name: str) -> bool:
-        """Return whether this job writes a file of this name: one of its shards, or the index beside one."""
+        """Return whether a file name is one of this packing job: of a shard, or of a shard index."""
         number = shard_number(name)
         is_planned = number < self.first + self.shards or not self.shards
         own = shard_name(number, self.options.get("compress"))

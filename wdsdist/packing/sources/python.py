@@ -39,7 +39,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def find(made: Any, options: Options) -> Source | None:
-    """Return what an object gives, or ``None`` for a string or path.
+    """Return the source of the samples of a Python data set or iterable; ``None`` for a string or path.
 
     An object is a data set with ``__len__`` and ``__getitem__``, which is a table if `is_dataset` says so, or any other
     iterable.
