@@ -109,10 +109,9 @@ class Members:
 
     def _only_choice(self) -> Chosen | None:
         """Return the members that each sample is made of, or ``None`` if samples differ or lack a field."""
+        layouts = {(spec, shard.only_layout) for shard, spec in self.specs.items()}
         try:
-            choices = {
-                spec.fields.choose(shard.layout(0)) if shard.is_uniform else None for shard, spec in self.specs.items()
-            }
+            choices = {None if layout is None else spec.fields.choose(layout) for spec, layout in layouts}
         except SampleError:
             return None
         return choices.pop() if len(choices) == 1 else None

@@ -6,8 +6,10 @@ Shards that are remote, compressed or staged come from `wdsdist.cache.cached_sha
 from __future__ import annotations
 
 import functools
+import mmap
 import operator
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +36,8 @@ Needs = Mapping[int, Members | None]
 
 OPEN_SHARDS = 64
 """Shards that stay open at once; more are closed in the order of their last use."""
+_BETWEEN_LOOKS = 0.1
+"""Seconds until the times of an open file are looked at again; its size is looked at for each batch."""
 _LOOKS = 8
 """Samples whose headers are looked at when a shard is opened: a shard replaced by another may have the same size."""
 
@@ -95,9 +99,9 @@ class OpenShard:
         self._key_starts = index.key_starts.data
         self._key_bytes = index.key_bytes.data
         self._extensions = tuple(extension.lower() for extension in index.extensions)
-        self.is_uniform = index.is_uniform  # which the index looks for in all samples
-        self._only_layout: tuple[str, ...] | None = None
-        self._only_layout = self.layout(0) if self.is_uniform else None
+        self.only_layout: tuple[str, ...] | None = None
+        """The extensions of each sample's members, if all samples have the same."""
+        self.only_layout = self.layout(0) if index.is_uniform else None
 
     @property
     def num_samples(self) -> int:
@@ -119,8 +123,8 @@ class OpenShard:
 
     def layout(self, sample: int) -> tuple[str, ...]:
         """Return the extensions of a sample's members, in lower case."""
-        if self._only_layout is not None:
-            return self._only_layout
+        if self.only_layout is not None:
+            return self.only_layout
         return tuple(
             [self._extensions[number] for number in self._ids[self._starts[sample] : self._starts[sample + 1]]]
         )
@@ -193,12 +197,13 @@ class LocalShards:
 
     def open(self, needs: Needs) -> Mapping[int, OpenShard]:
         opened: dict[int, OpenShard] = {}
+        now = time.monotonic()
         for number in needs:
             shard = self._open.get(number)
             if shard is None:
                 shard = self._open[number] = _MappedShard(self.manifest, number)
             else:
-                shard.check()
+                shard.check(now)
                 self._open.move_to_end(number)
             opened[number] = shard
         while len(self._open) > max(OPEN_SHARDS, len(needs)):
@@ -224,7 +229,6 @@ class _MappedShard(OpenShard):
 
         part, position = manifest.part(number)
         self.path = path = storage.local_path(part.location(position))
-        self._file = os.fspath(path)
         index = shard_index(manifest, number)
         with reading(f"shard {path}"):
             content = mapped(path)
@@ -237,29 +241,34 @@ class _MappedShard(OpenShard):
                 f"shard {path} does not end in the two zero blocks of a whole tar of {index.size:,} bytes: fetch or "
                 f"pack it again"
             )
+        assert isinstance(content.obj, mmap.mmap)
+        self._map, self._looked = content.obj, time.monotonic()
         self._identity = self._identified()
         super().__init__(manifest, number, index, content)
 
-    def check(self) -> None:
+    def check(self, now: float) -> None:
         """Raise `ShardDamagedError` if the file has changed and no longer agrees with its index.
 
         To read a map beyond the end of a file that was cut kills the process: so this is called before each batch.
         A shard with a new time only may be read on; so may a replaced one, because its map is of the old file.
         """
-        now = self._identified()
-        if now == self._identity:
+        is_whole = self._map.size() == self.index.size
+        if is_whole and now < self._looked + _BETWEEN_LOOKS:
             return
-        if now[:1] == self._identity[:1] and (now[1] != self.index.size or sha256(self.path) != self.index.sha256):
+        identity = self._identified()
+        is_replaced = identity[:1] != self._identity[:1]
+        is_same = is_replaced or identity == self._identity or sha256(self.path) == self.index.sha256
+        if not (is_whole and is_same):
             raise ShardDamagedError(
                 f"shard {self.path} was altered while it was being read: end what writes there, and fetch or pack the "
                 f"shard again, or run `wdsdist index` if that was on purpose"
             )
-        self._identity = (self._identity[0], *now[1:]) if now else now
+        self._looked, self._identity = now, self._identity if is_replaced else identity
 
     def _identified(self) -> tuple[int, ...]:
         """Return inode, size and times of the file, which change with it; empty if it is gone."""
         try:
-            status = os.stat(self._file)  # noqa: PTH116 - called for each shard of a batch; a path takes twice as long
+            status = self.path.stat()
         except FileNotFoundError:
             return ()
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
