@@ -33,10 +33,11 @@ _LONGEST_PAUSE = 0.003
 _LEAST_DISK = 1 << 20
 """Bytes of disk that the catalog needs at most."""
 _SLACK = 16
-"""Part of the limit up to which an eviction frees more than is missing: to choose the copies takes 6 ms for 2,000."""
+"""Part of the limit up to which an eviction frees more than is missing: to choose from 2,000 takes up to 4 ms."""
 _VERSION = 1
 _TABLES = """
 CREATE TABLE copies (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, source TEXT, bytes INTEGER, used REAL);
+CREATE INDEX copies_by_use ON copies (used);
 CREATE TABLE readers (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, batch INTEGER);
 CREATE TABLE needs (reader INTEGER, key TEXT, batch INTEGER, PRIMARY KEY (reader, key)) WITHOUT ROWID;
 CREATE INDEX needs_by_key ON needs (key);
@@ -47,6 +48,8 @@ SELECT key, MIN(MAX(0, batch - first)) AS batches FROM needs
 JOIN (SELECT id, MIN(batch) OVER (PARTITION BY job) AS first FROM readers) ON id = reader GROUP BY key
 """
 """The batches until each copy is needed, counted from the process of a job that is furthest behind."""
+_UNNEEDED = "SELECT *, NULL FROM copies WHERE key NOT IN (SELECT key FROM needs) ORDER BY used"
+_NEEDED = f"SELECT copies.*, batches FROM copies JOIN ({_NEXT_USE}) USING (key) ORDER BY batches DESC, used"
 
 
 class _FullError(OSError):
@@ -126,8 +129,7 @@ class Catalog:
     def remove(self, key: str) -> bool:
         """Evict the cached copy of a shard, unless a process holds it; return whether it is gone."""
         with self._transaction() as database:  # so that its maker cannot add it again in between
-            is_gone = self._evict(key)
-            if is_gone:
+            if is_gone := self._evict(key):
                 database.execute("DELETE FROM copies WHERE key = ?", (key,))
             return is_gone
 
@@ -161,17 +163,14 @@ class Catalog:
         """Return all copies, the last used first."""
         with self._transaction() as database:
             self._forget_dead(database)
-            return list(_copies(database, "ORDER BY used DESC"))
+            return sorted(_copies(database), key=lambda copy: copy.used, reverse=True)
 
     def _victims(self, database: sqlite3.Connection, key: str, tried: set[str], enough: int) -> list[Copy]:
-        """Return copies of ``enough`` bytes that may be evicted for another one, in the order of eviction.
-
-        Copies that no process needs come first, by their last use; then copies that are needed later, furthest first.
-        """
+        """Return copies of ``enough`` bytes that may be evicted for another one, in the order of eviction."""
         self._forget_dead(database)
         row = database.execute(f"SELECT batches FROM ({_NEXT_USE}) WHERE key = ?", (key,)).fetchone()
         rank, victims = row[0] if row else 0, list[Copy]()
-        for copy in _copies(database, "ORDER BY batches IS NOT NULL, batches DESC, used"):
+        for copy in _copies(database):
             if copy.key not in tried and (copy.next_use is None or copy.next_use > rank):
                 victims.append(copy)
                 enough -= copy.bytes
@@ -271,9 +270,10 @@ def _execute(database: sqlite3.Connection, statement: str) -> None:
     raise refusal
 
 
-def _copies(database: sqlite3.Connection, order: str) -> Iterator[Copy]:
-    query = f"SELECT id, copies.key, source, bytes, used, batches FROM copies LEFT JOIN ({_NEXT_USE}) USING (key) "
-    return (Copy(*row) for row in database.execute(query + order))
+def _copies(database: sqlite3.Connection) -> Iterator[Copy]:
+    """Yield the copies that no process needs, by their last use; then those that are needed, furthest first."""
+    for query in (_UNNEEDED, _NEEDED):  # the second takes ten times as long
+        yield from map(Copy._make, database.execute(query))
 
 
 def _copies_in(root: Path) -> Iterator[tuple[str, str, int, float]]:
