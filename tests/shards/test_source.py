@@ -161,5 +161,5 @@ def test_an_index_with_another_digest_than_the_list_is_an_error(packed: dict[str
     listed.write_text(listed.read_text().replace(manifest.shard(1).sha256, "0" * 64))
     source = open_source(wdsdist.open(tmp_path))
     source.open({0: None})
-    with pytest.raises(ShardDamagedError, match="was indexed with another digest than index.json gives"):
+    with pytest.raises(ShardDamagedError, match=r"was indexed with another digest than index\.json gives"):
         source.open({1: None})
