@@ -47,8 +47,7 @@ _OTHERS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FilePayload:
+class FilePayload(NamedTuple):
     """A member whose data is a file, or a part of one such as an archive, read only when it is written."""
 
     path: str

@@ -90,7 +90,9 @@ class Options:
     shuffle_seed: int | Literal["auto"] | None = option(
         "auto", "Seed of the order of the samples.  [default: 0]", flag="--seed", metavar="N", decides=True
     )
-    workers: int | None = option(None, "Processes that write.  [default: one per core]", metavar="N")
+    workers: int | None = option(
+        None, "Processes that write.  [default: one per core, two for a local folder]", metavar="N"
+    )
     executor: Executor | None = option(None, "Writes the shards in place of processes here.", hidden=True)
     kind: str | None = option(
         None, "Kind of SOURCE, such as folder or csv.  [default: detected]", flag="--from", metavar="KIND"

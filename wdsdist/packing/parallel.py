@@ -31,7 +31,8 @@ from wdsdist.shards.tar.reader import END
 
 _AHEAD = 2  # shards handed out for each process: one that it writes, and one so that it need not wait
 _ABREAST = 2
-"""Shards of files that one process writes at once: while one is digested, or waits for the disk, the other is read."""
+"""Shards of files that a core writes at once: one is read while the other waits for the disk; and the few shards of a
+small data set keep all cores busy to the end: three on two cores take the time of one and a half, not of two."""
 
 
 def later(done: ShardsProgress, shard: WrittenShard, size: int) -> ShardsProgress:
@@ -75,17 +76,18 @@ def write_planned(
     lent = options.executor
     # The executors of the standard library know how many tasks they run at once, and others may.
     stated = getattr(lent, "_max_workers", None)
-    workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else None)
     # Only files can be read by any thread, at any time; other sources make samples, or decode them in order.
     is_read = source.kind == "folder" and not options.images.changes and not options.check_decode
-    threads = _ABREAST if is_read and not lent else 1
-    ahead = _AHEAD * max(min(workers or cpu_count(), len(missing)), threads)
+    abreast = _ABREAST if is_read and not lent else 1
     has_local_source = job.kind != "dataset" and Path(job.location).exists()
+    by_default = cpu_count() * (abreast if has_local_source else 1)
+    workers = options.workers or (stated if isinstance(stated, int) and stated > 0 else by_default)
+    ahead = _AHEAD * max(min(workers, len(missing)), abreast)
     write: Callable[..., WrittenShard] = _write_elsewhere if lent else write_shard
     # A few shards at a time are handed out: the list of a shard's samples is large if samples are small.
     todo, running, ended = iter(missing), dict[Future[WrittenShard], int](), SimpleQueue[Future[WrittenShard]]()
     try:
-        with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=threads) as executor:
+        with contextlib.nullcontext(lent) if lent else pool(workers, len(missing), threads=abreast) as executor:
             while len(done) < len(plan):
                 for number in itertools.islice(todo, ahead - len(running)):
                     samples = prepared(source.take(plan.samples(number)), options)

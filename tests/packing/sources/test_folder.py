@@ -255,7 +255,6 @@ def test_another_rule_groups_files_by_the_keys_that_it_finds(names: set[str]) ->
     result = list_samples(opened(dict.fromkeys(names, 1)), rule="last-dot")
     keys = [result.key(sample) for sample in range(result.index.num_samples)]
     assert keys == sorted({name.rpartition(".")[0].replace(".", "%2E") for name in names}, key=lambda key: unquote(key))
-    listed = result.samples(np.arange(result.index.num_samples))
-    assert sorted(f"{key}.{extension}" for key, members in listed for extension, _ in members) == sorted(
+    assert sorted(f"{key}.{extension}" for key, members in result for extension, _ in members) == sorted(
         f"{name[:-2].replace('.', '%2E')}.x" for name in names
     )

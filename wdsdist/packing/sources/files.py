@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from wdsdist.packing.sources.listing import Folder, ListedSample, Listing, list_
 from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Source
 from wdsdist.packing.tables.table import NOTES, kind_of
 from wdsdist.shards.tar import FIRST_DOT, LAST_DOT
-from wdsdist.shards.tar.member_names import check_extensions, is_text, split_name, why_skipped
+from wdsdist.shards.tar.member_names import check_extensions, split_name, why_skipped
 
 HIDDEN = "hidden file or folder"
 CLUTTER_FOLDERS = frozenset(
@@ -52,7 +52,7 @@ class SplitsError(SourceError):
 
 
 def file_samples(
-    read: Callable[[str, int, int], Payload], archive: FileStamp | None, samples: list[ListedSample]
+    read: Callable[[str, int, int], Payload], archive: FileStamp | None, samples: Iterable[ListedSample]
 ) -> Iterator[Sample]:
     """Yield samples of files; ``read`` returns the data of a file for its path, size and position.
 
@@ -81,14 +81,11 @@ class Files:
         """Note something that cannot be read."""
         self.left_out.append(LeftOut(shown(path), f"{shown(path).rstrip('/')} {problem}"))
 
-    def add(self, path: str, name: str, size: int, problem: str = "", *, mtime_ns: int = 0, position: int = 0) -> None:
+    def add(self, path: str, name: str, size: int, problem: str, *, position: int = 0) -> None:
         """Add a file to the folder at a path; ``problem`` is why its sample cannot be packed, if it cannot."""
-        full = path + name
-        if not full.isascii() and not is_text(full):
-            problem = "has a name that is not UTF-8, which a tar asks for: rename it"
         if problem:
-            self.folders[path].problems[name] = f"{shown(full)} {problem}"
-        self.folders[path].add(name, size, mtime_ns=mtime_ns, position=position)
+            self.folders[path].problems[name] = f"{shown(path + name)} {problem}"
+        self.folders[path].add(name, size, position=position)
 
     def add_name(self, name: str, size: int, position: int, problem: str = "") -> None:
         """Add a file of an archive or a store by its name; a folder has a slash at its end.
@@ -229,7 +226,7 @@ class Files:
         def load() -> Contents:
             return Contents(
                 sizes=listing.stored_sizes()[numbers],
-                take=lambda indices: Samples(make, (*arguments, listing.samples(numbers[indices]))),
+                take=lambda indices: Samples(make, (*arguments, listing.of_samples(numbers[indices]))),
                 notes=notes,
                 left_out=tuple(left_out),
                 members=listing.members(numbers),
@@ -267,13 +264,39 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
     todo = [("", frozenset({(status.st_dev, status.st_ino)}))]
     while todo:
         path, above = todo.pop()
+        folder = files.folders[path]
         try:
             with os.scandir(root + path) as entries:
                 for entry in entries:
-                    if not entry.name.startswith("."):
-                        todo += _listed(files, path, entry, above)
-                    else:
+                    name = entry.name
+                    inner = path + name
+                    if name[0] == ".":
                         files.skipped[HIDDEN] += 1
+                        continue
+                    is_member = split_name(inner) is not None
+                    try:
+                        status = entry.stat()
+                    except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
+                        is_gone = isinstance(error, FileNotFoundError)
+                        what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
+                        problem = f"{what}: repair it or remove it"
+                        if is_member:
+                            files.add(path, name, 0, problem)
+                        else:
+                            files.leave_out(inner, problem)
+                        continue
+                    mode = status.st_mode
+                    if stat.S_ISREG(mode) and is_member:
+                        folder.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
+                    elif not stat.S_ISDIR(mode):
+                        files.skipped["device, pipe or socket" if is_member else why_skipped(inner)] += 1
+                    elif name in CLUTTER_FOLDERS:
+                        files.skipped["folder of the system, such as __MACOSX"] += 1
+                    elif (identity := (status.st_dev, status.st_ino)) in above:  # followed, it would have no end
+                        files.skipped["link to a folder around it"] += 1
+                    else:
+                        files.folders[f"{inner}/"] = Folder()
+                        todo.append((f"{inner}/", above | {identity}))
         except OSError as error:
             files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
     read = functools.partial(_local, root)
@@ -282,37 +305,3 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
 
 def _local(above: str, path: str, size: int, _: int) -> FilePayload:
     return FilePayload(above + path, size)
-
-
-def _listed(
-    files: Files, path: str, entry: os.DirEntry[str], above: frozenset[tuple[int, int]]
-) -> Iterator[tuple[str, frozenset[tuple[int, int]]]]:
-    """Add a directory entry: a file to the files; of a folder, yield its path and the identities to list it with."""
-    inner = path + entry.name
-    is_member = split_name(inner) is not None
-    try:
-        status = entry.stat()
-    except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
-        is_gone = isinstance(error, FileNotFoundError)
-        what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
-        problem = f"{what}: repair it or remove it"
-        if is_member:
-            files.add(path, entry.name, 0, problem)
-        else:
-            files.leave_out(inner, problem)
-        return
-    identity = status.st_dev, status.st_ino
-    if stat.S_ISDIR(status.st_mode):
-        if entry.name in CLUTTER_FOLDERS:
-            files.skipped["folder of the system, such as __MACOSX"] += 1
-        elif identity in above:  # followed, it would be listed without end
-            files.skipped["link to a folder around it"] += 1
-        else:
-            files.folders[f"{inner}/"] = Folder()
-            yield f"{inner}/", above | {identity}
-    elif not is_member:
-        files.skipped[why_skipped(inner)] += 1
-    elif not stat.S_ISREG(status.st_mode):
-        files.skipped["device, pipe or socket"] += 1
-    else:
-        files.add(path, entry.name, status.st_size, mtime_ns=status.st_mtime_ns)

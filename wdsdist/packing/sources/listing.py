@@ -11,8 +11,8 @@ import itertools
 import os
 from array import array
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from wdsdist._util.array_types import Int64s, runs
 from wdsdist.errors import ArgumentError, printable
 from wdsdist.shards.index import ShardIndex
 from wdsdist.shards.tar import FIRST_DOT
-from wdsdist.shards.tar.member_names import cutter, escaped
+from wdsdist.shards.tar.member_names import cutter, escaped, is_text
 from wdsdist.shards.tar.reader import BLOCK
 from wdsdist.shards.tar.writer import PLAIN_NAME, SIZE_LIMIT, stored_size
 
@@ -87,31 +87,31 @@ class Listing:
         sizes, odd = plain_sizes(self.index, 0, escape=self.index.key_rule != FIRST_DOT)
         sizes += 0 if self.classes is None else 2 * BLOCK
         odd = np.setdiff1d(odd, list(self.problems))
-        for sample, (key, members) in zip(odd.tolist(), self.samples(odd), strict=True):
+        for sample, (key, members) in zip(odd.tolist(), self.of_samples(odd), strict=True):
             own = ((extension, len(file) if isinstance(file, bytes) else file[1]) for extension, file in members)
             sizes[sample] = sum(stored_size(f"{key}.{extension}", size) for extension, size in own)
         return sizes
 
-    def samples(self, numbers: Int64s) -> list[ListedSample]:
-        """Return some samples, by their numbers, for the process that writes them."""
+    def of_samples(self, numbers: Int64s) -> Listing:
+        """Return the listing of some samples, by their numbers: small, for the process that writes them."""
+        return replace(self, index=self.index.of_samples(numbers), problems={})
+
+    def __iter__(self) -> Iterator[ListedSample]:
+        """Yield the samples; their keys must be valid Unicode."""
         index, classes = self.index, {name: b"%d" % number for number, name in enumerate(self.classes or ())}
-        files, starts = runs(index.sample_starts, numbers)
-        rows = (each[numbers].tolist() for each in (index.key_starts[:-1], index.key_starts[1:]))
-        members_of_all = zip(
-            *(each[files].tolist() for each in (index.extension_ids, index.sizes, index.offsets)), strict=True
-        )
-        samples: list[ListedSample] = []
-        for start, stop, count in zip(*rows, np.diff(starts).tolist(), strict=True):
-            key = index.key_bytes[start:stop].tobytes().decode()
-            members: list[tuple[str, bytes | tuple[str, int, int]]] = []
-            for extension_id, size, position in itertools.islice(members_of_all, count):
-                extension = index.extensions[extension_id]
-                members.append((extension, (f"{key}.{extension}", size, position)))
+        letters, starts = index.key_bytes.tobytes(), index.key_starts.tolist()
+        names = [index.extensions[number] for number in index.extension_ids.tolist()]
+        files = zip(names, index.sizes.tolist(), index.offsets.tolist(), strict=True)
+        for start, stop, count in zip(starts, starts[1:], np.diff(index.sample_starts).tolist(), strict=False):
+            key = letters[start:stop].decode()
+            members: list[tuple[str, bytes | tuple[str, int, int]]] = [
+                (extension, (f"{key}.{extension}", size, position))
+                for extension, size, position in itertools.islice(files, count)
+            ]
             if self.classes is not None:
                 members.append(("cls", classes.get(key.partition("/")[0], b"")))
                 members.sort(key=lambda member: member[0])
-            samples.append((key if index.key_rule == FIRST_DOT else escaped(key), members))
-        return samples
+            yield key if index.key_rule == FIRST_DOT else escaped(key), members
 
 
 def count_members(index: ShardIndex, members: Int64s | slice = slice(None)) -> Counter[str]:
@@ -161,7 +161,12 @@ def list_samples(folders: dict[str, Folder], root: str = "", rule: str = FIRST_D
         folder, path = folders.pop(folder_path), folder_path[len(root) :]
         if not folder.names:
             continue
-        names, order = folder.names.decode("utf-8", "surrogateescape").split("\0")[:-1], list[int]()
+        joined, order = folder.names.decode("utf-8", "surrogateescape"), list[int]()
+        names = joined.split("\0")[:-1]
+        if not is_text(folder_path + joined):
+            for wrong in [folder_path + name for name in names if not is_text(folder_path + name)]:
+                problem = f"{shown(wrong)} has a name that is not UTF-8, which a tar asks for: rename it"
+                folder.problems[wrong[len(folder_path) :]] = problem
         for number in sorted(range(len(names)), key=names.__getitem__):
             if order and names[order[-1]] == names[number]:
                 folder.problems[names[number]] = f"{shown(path + names[number])} is there twice: remove one"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ _TOGETHER = 16  # requests at once, of each process that writes
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
 
-def _samples(folder: str, options: storage.StorageOptions, samples: list[ListedSample]) -> Iterator[Sample]:
+def _samples(folder: str, options: storage.StorageOptions, samples: Iterable[ListedSample]) -> Iterator[Sample]:
     """Yield samples of a remote folder, whose files are fetched a little before."""
     read, ahead = functools.partial(_fetched, folder, options), deque[tuple[int, Future[Sample]]]()
     pool = ThreadPoolExecutor(_TOGETHER)
