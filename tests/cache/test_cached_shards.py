@@ -34,7 +34,7 @@ from wdsdist.cache.folder import LOCKS
 from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError
 from wdsdist.shards.index import ShardIndex, beside
-from wdsdist.shards.manifest import Manifest
+from wdsdist.shards.manifest import Manifest, Shard
 
 
 def of(*samples: int, labels: bool = False) -> Callable[[ShardIndex], Int64s]:
@@ -202,6 +202,30 @@ def test_views_keep_their_copy_and_what_is_released_may_be_evicted(remote: Manif
     del kept
     assert shards.cache.evict(shards.key(0))
     assert is_right(shards, 0)
+
+
+def test_a_view_that_goes_while_its_shard_is_opened_again_leaves_the_lock(
+    remote: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(remote, tmp_path / "cache")
+    kept = [shards.shard(0).member(3, 0)]
+    shards.source.release()
+    hold = OpenCopy.hold
+    monkeypatch.setattr(OpenCopy, "hold", lambda copy: (hold(copy), kept.clear())[0])  # as another thread may
+    again = shards.shard(0).member(4, 0)
+    shards.source.release()
+    assert not shards.cache.evict(shards.key(0))
+    assert bytes(again) == member(4)
+    del again
+    assert shards.cache.evict(shards.key(0))
+
+
+def test_the_copy_of_a_shard_with_a_long_name_has_a_name_of_its_own_that_fits() -> None:
+    shards = [Shard(f"{'ä' * 125}{end}.tar", 1, 10_240, "") for end in "xy"]
+    manifest = Manifest.of("s3://bucket/data", shards)
+    first, second = (beside(Path(CopiedShard(manifest, number).key)).name for number in range(2))
+    assert first != second
+    assert max(len(name.encode()) for name in (first, second)) <= 255
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2, 3])

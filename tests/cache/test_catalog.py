@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -168,6 +169,26 @@ def test_a_fork_joins_on_its_own_and_leaves_its_parent_alone(tmp_path: Path) -> 
     with running(lambda done: (cache.catalog.expect("other", 0, {"f/a": 5}), add(cache.catalog, "f/b", 20), done())):
         pass
     assert [(copy.key, copy.next_use) for copy in cache.catalog.copies()] == [("f/b", None), ("f/a", 1)]
+
+
+def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> None:
+    cache = ChunkCache(CacheOptions(tmp_path / "cache"))
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            cache.catalog.copies()
+
+    add(cache.catalog, "f/a", 10)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            with running(lambda done: (add(cache.catalog, "f/b", 20), done())):
+                pass
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("fault", ["deleted", "folder", "damaged", "garbage"])

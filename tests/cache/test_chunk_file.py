@@ -65,6 +65,12 @@ def test_an_empty_copy_takes_no_space(path: Path) -> None:
     assert path.stat().st_blocks * 512 <= chunk_file.room_of(SIZE, 0)
 
 
+def test_the_map_of_a_new_copy_has_its_room(tmp_path: Path) -> None:
+    with LockableFile(tmp_path / "copy", writable=True, create=True) as file:
+        chunk_file.initialise(file, 100_000 * CHUNK, source="s3://bucket")
+        assert 100_000 < file.stat().st_blocks * 512 <= chunk_file.overhead(100_000 * CHUNK, 0)
+
+
 def test_a_chunk_that_is_claimed_or_there_is_not_claimed_again(path: Path) -> None:
     mine, other = opened(path), opened(path)
     fill(mine, 0, 2)

@@ -115,3 +115,18 @@ def test_threads_fetch_the_nearest_shard_and_wait_for_the_next_batch_without_roo
     while len(order) < SHARDS:
         order = list(dict.fromkeys([*order, asked.get()]))
     assert order == [shards.key(number) for number in (2, 0, 1, 3)]
+
+
+def test_a_shard_that_is_needed_again_after_its_eviction_is_fetched_again(shards: Shards) -> None:
+    assert isinstance(shards.source, CachedShards)
+    room = int(1.5 * shards.manifest.read_sizes.max())
+    prefetch = Prefetch(shards.source, iter([Use(0, 9, 2), Use(10, 19, 0), Use(20, 29, 2)]), room=room)
+    prefetch.reach(0)
+    prefetch.begin()
+    for batch, number in ((0, 2), (10, 0), (20, 2)):
+        prefetch.reach(batch)
+        while not is_there(shards, number):
+            pass
+        while not shards.cache.evict(shards.key(number)):  # until its thread has closed it
+            pass
+    prefetch.close()

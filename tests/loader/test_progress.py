@@ -111,6 +111,13 @@ def test_an_epoch_goes_on_after_a_request_that_nobody_looked_at() -> None:
     assert start(progress) == (9, 0)
 
 
+def test_a_position_that_is_loaded_after_a_request_that_nobody_looked_at_is_continued() -> None:
+    progress = Progress(chosen := ChosenEpoch())
+    chosen.choose(7)
+    progress.resume(Position(3, 128))
+    assert start(progress) == (3, 128)
+
+
 def test_the_length_is_that_of_the_epoch_after_a_finished_one_unless_that_is_asked_for() -> None:
     progress = Progress(ChosenEpoch())
     progress.resume(Position(3, END), finished=True)

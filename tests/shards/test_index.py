@@ -132,6 +132,7 @@ def test_an_index_cut_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None
         ("samples", lambda index: {"sample_starts": np.insert(index.sample_starts, 1, 0), "key_starts": np.zeros(5)}),
         ("samples", lambda index: {"sample_starts": index.sample_starts + 1}),
         ("samples", lambda index: {"sample_starts": index.sample_starts[[0, 2, 1, 3]]}),
+        ("samples", lambda index: {"sample_starts": np.array([0, 2**63 - 1, 5 - 2**63, 5])}),  # differences wrap
         ("keys", lambda index: {"key_bytes": index.key_bytes[1:]}),
         ("keys", lambda index: {"key_starts": index.key_starts[[0, 2, 1, 3]]}),
         ("extensions", lambda index: {"extension_ids": index.extension_ids + 1}),

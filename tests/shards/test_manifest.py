@@ -16,7 +16,7 @@ from tests.support.tars import write_shard
 from wdsdist import storage
 from wdsdist.errors import IndexFormatError
 from wdsdist.shards import manifest as manifests
-from wdsdist.shards.manifest import Manifest, Shard, join
+from wdsdist.shards.manifest import Manifest, Shard, index_json, join
 
 SHARDS = [
     Shard("00.tar", 3, 10_240, "ab" * 32),
@@ -118,6 +118,13 @@ def test_the_fingerprint_changes_with_what_the_shards_hold(changed: list[Shard])
 def test_the_fingerprint_is_pinned() -> None:
     # A change here makes every saved training state refuse its own data.
     assert Manifest.of("/data", SHARDS).fingerprint == "1d03594ca11e45cacd22f9ab9e571ac8"
+
+
+def test_shards_of_a_store_differ_in_more_than_their_queries() -> None:
+    listed = [{"url": f"get.tar?part={part}", "nsamples": 3} for part in range(2)]
+    with pytest.raises(ValueError, match="says other than entry 0, which has the same name before any query"):
+        index_json.entries(listed, "https://host/data")
+    assert len(index_json.entries(listed, "/data")) == 2  # where it is a letter of the name
 
 
 # The wids format

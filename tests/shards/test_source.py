@@ -139,3 +139,27 @@ def test_a_local_shard_that_is_touched_or_replaced_is_read_on(
     new.write_bytes(b"other")
     new.replace(path)
     assert source.open({0: None})[0].member(0, 0) == before
+
+
+def test_members_of_local_shards_are_verified_on_request(packed: dict[str | None, Path], tmp_path: Path) -> None:
+    for path in packed[None].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = min(tmp_path.glob("*.tar"))
+    data = shard.read_bytes()
+    shard.write_bytes(data.replace(content(3), content(2)))
+    opened = open_source(wdsdist.open(tmp_path)).open({0: None})[0]
+    opened.verify(np.array([1, 2]))
+    with pytest.raises(ShardDamagedError, match="member 'bin' of sample '0003'"):
+        opened.verify(np.array([2, 3]))
+
+
+def test_an_index_with_another_digest_than_the_list_is_an_error(packed: dict[str | None, Path], tmp_path: Path) -> None:
+    for path in packed[None].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    manifest = wdsdist.open(tmp_path)
+    listed = tmp_path / "index.json"
+    listed.write_text(listed.read_text().replace(manifest.shard(1).sha256, "0" * 64))
+    source = open_source(wdsdist.open(tmp_path))
+    source.open({0: None})
+    with pytest.raises(ShardDamagedError, match=r"was indexed with another digest than index\.json gives"):
+        source.open({1: None})

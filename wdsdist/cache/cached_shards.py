@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,7 +51,7 @@ class CachedShard(OpenShard):
         self._checksums = None if copy.index.checksums is None else copy.index.checksums.data  # faster than an array
         self._opened, self._counters = source.opened, source.cache.counters
         self._source = weakref.proxy(source)
-        self._owner: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self._owner: Callable[[], npt.NDArray[np.uint8] | None] = lambda: None
         super().__init__(source.manifest, number, copy.index, _RELEASED)
         self.hold()
 
@@ -59,8 +59,15 @@ class CachedShard(OpenShard):
         """Make the bytes of the copy readable; return false if it was evicted or cut."""
         if not self.copy.hold():
             return False
-        if self.content is _RELEASED:
-            self.content = self._view()
+        owner = self._owner()
+        if owner is None:
+            # Every view of a member keeps this array alive. To read a view of an evicted copy would kill the process.
+            owner = np.frombuffer(self.copy.data, np.uint8)
+            self._owner = weakref.ref(owner)
+            weakref.finalize(owner, self.copy.file.unshare).atexit = False
+        else:
+            self.copy.file.unshare()  # the array holds it already
+        self.content = owner.data
         return True
 
     def release(self) -> None:
@@ -99,18 +106,9 @@ class CachedShard(OpenShard):
 
     def replace(self, copy: OpenCopy) -> None:
         """Go on with another copy of the same shard."""
-        self.copy, self._owner = copy, None
+        self.copy, self._owner = copy, lambda: None
         self.is_ready = np.zeros(len(copy.index.offsets), np.bool_)
-        self.content = self._view()
-
-    def _view(self) -> memoryview:
-        owner = None if self._owner is None else self._owner()
-        if owner is None:
-            # Every view of a member keeps this array alive. To read a view of an evicted copy would kill the process.
-            owner = np.frombuffer(self.copy.data, np.uint8)
-            self._owner = weakref.ref(owner)
-            weakref.finalize(owner, self.copy.file.unlock).atexit = False
-        return owner.data
+        self.hold()
 
 
 class CachedShards:

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdsdist.cache.chunk_file import header_of, room_of
 from wdsdist.cache.folder import CATALOG, LOCKS, clear_errors, make_root
-from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError
+from wdsdist.storage.waiting import pauses
 
 if TYPE_CHECKING:
     import sqlite3
 
 _PATIENCE = 60.0
 """Seconds to wait for the transactions of other processes."""
-_LONGEST_PAUSE = 0.003
 _LEAST_DISK = 1 << 20
 """Bytes of disk that the catalog needs at most."""
 _SLACK = 16
@@ -50,6 +50,11 @@ JOIN (SELECT id, MIN(batch) OVER (PARTITION BY job) AS first FROM readers) ON id
 """The batches until each copy is needed, counted from the process of a job that is furthest behind."""
 _UNNEEDED = "SELECT *, NULL FROM copies WHERE key NOT IN (SELECT key FROM needs) ORDER BY used"
 _NEEDED = f"SELECT copies.*, batches FROM copies JOIN ({_NEXT_USE}) USING (key) ORDER BY batches DESC, used"
+
+
+# Held in a transaction, and across a fork: a child cannot use SQLite if it inherits it in the middle of one.
+_using = threading.RLock()
+os.register_at_fork(before=_using.acquire, after_in_parent=_using.release, after_in_child=_using.release)
 
 
 class _FullError(OSError):
@@ -86,7 +91,6 @@ class Catalog:
         self._path = root / CATALOG
         self._limit = limit
         self._evict = evict
-        self._lock = threading.RLock()
         self._database: sqlite3.Connection | None = None
         self._inode = 0
         self._locks: LockableFile | None = None
@@ -191,7 +195,7 @@ class Catalog:
         """Yield the connection of this process within a transaction; garbage collection may begin one within it."""
         import sqlite3
 
-        with self._lock:
+        with _using:
             try:
                 database = self._connected()
                 if bool(database.in_transaction):
@@ -259,7 +263,7 @@ def _execute(database: sqlite3.Connection, statement: str) -> None:
     import sqlite3
 
     refusal = sqlite3.OperationalError()
-    for _ in pauses(time.monotonic() + _PATIENCE, _LONGEST_PAUSE):
+    for _ in pauses(time.monotonic() + _PATIENCE):
         try:
             database.execute(statement)
             return

@@ -29,7 +29,7 @@ from wdsdist.cache.catalog import Catalog
 from wdsdist.cache.chunk_file import CHUNK, REQUEST, Claim, OpenCopy
 from wdsdist.cache.copied_shard import CopiedShard
 from wdsdist.cache.folder import clear_errors
-from wdsdist.cache.locks import LockableFile, pauses
+from wdsdist.cache.locks import LockableFile
 from wdsdist.errors import CacheError, ShardDamagedError, StorageError
 from wdsdist.shards import checksums
 from wdsdist.shards import index as shard_index
@@ -37,11 +37,10 @@ from wdsdist.shards.index import ShardIndex, beside
 from wdsdist.shards.manifest import THIN
 from wdsdist.shards.source import CacheOptions, Counters, Members
 from wdsdist.storage import engine
-from wdsdist.storage.waiting import LongWait
+from wdsdist.storage.waiting import LongWait, pauses
 
 _CREATING = 1 << 40
 """The first byte that makers of copies lock; readers lock bytes before it."""
-_LONGEST_PAUSE = 0.005
 _BETWEEN_CLAIMS = 0.2  # seconds; whoever has claimed the chunks may have failed or been killed since
 _LAST_WORD = 5.0
 """Seconds for the store to answer once the wait for another process is over."""
@@ -181,10 +180,7 @@ class ChunkCache:
 
     def private(self, copy: OpenCopy) -> OpenCopy:
         """Return an empty private copy of the same shard."""
-        file = copy.file.again()
-        file.move_to_memory()
-        chunk_file.initialise(file, copy.index.size, source=copy.shard.source)
-        return OpenCopy(file, copy.shard, copy.index)
+        return self._made(LockableFile.in_memory(copy.file.path), copy.shard, copy.index, self.deadline())
 
     def _existing(self, shard: CopiedShard) -> OpenCopy | None:
         """Return the cached copy of a shard, locked, or ``None``."""
@@ -204,33 +200,41 @@ class ChunkCache:
         room = (chunk_file.room_of if is_whole else chunk_file.overhead)(index.size, len(content))
         packed = index.file.size if shard.is_compressed and shard.is_remote else 0
         file = LockableFile(path, writable=True, create=True)
-        if file.lock(alone=True) and file.is_at(path):
+        if file.lock(alone=True) and file.is_at(path):  # else another process still uses a damaged or old copy
             os.truncate(file.fileno(), 0)
-        else:  # another process still uses a damaged or old copy
-            file.move_to_memory()
-        try:
-            if not (file.is_in_memory or self.catalog.reserve(shard.key, room + packed, source=shard.source)):
-                self._give_up(shard, file)
-            if shard.is_compressed:
-                self._unpack(shard, index, file, deadline)
-            if packed and not file.is_in_memory:  # its room is free again
-                self.catalog.reserve(shard.key, room, source=shard.source)
-            chunk_file.initialise(
-                file, index.size, source=shard.source, index=len(content), is_whole=shard.is_compressed
-            )
-            if not file.is_in_memory:
-                beside(path).unlink(missing_ok=True)
-                beside(path).touch(mode=0o600)
-                beside(path).write_bytes(content)
-                # A lock is not changed in one step: another process may have evicted the copy in between.
-                if not (file.lock(alone=False) and file.is_at(path)):
-                    return None
-                self.count(shards_fetched=int(shard.is_remote))
-            return OpenCopy(file, shard, index)
-        except BaseException:
-            if not file.is_in_memory:
-                self._give_up(shard, file)
-            raise
+            try:
+                if self.catalog.reserve(shard.key, room + packed, source=shard.source):
+                    copy = self._made(file, shard, index, deadline, len(content))
+                    if packed:  # its room is free again
+                        self.catalog.reserve(shard.key, room, source=shard.source)
+                    beside(path).unlink(missing_ok=True)
+                    beside(path).touch(mode=0o600)
+                    beside(path).write_bytes(content)
+                    # A lock is not changed in one step: another process may have evicted the copy in between.
+                    if not (file.lock(alone=False) and file.is_at(path)):
+                        return None
+                    self.count(shards_fetched=int(shard.is_remote))
+                    return copy
+            except BaseException:
+                self._remove(shard, file)
+                raise
+            self._remove(shard, file)
+        return self._made(LockableFile.in_memory(path), shard, index, deadline)
+
+    def _made(
+        self, file: LockableFile, shard: CopiedShard, index: ShardIndex, deadline: storage.Deadline, listed: int = 0
+    ) -> OpenCopy:
+        """Return a new copy in an empty file that this process alone uses: unpacked, or without any chunk."""
+        if shard.is_compressed:
+            self._unpack(shard, index, file, deadline)
+        chunk_file.initialise(file, index.size, source=shard.source, index=listed, is_whole=shard.is_compressed)
+        return OpenCopy(file, shard, index)
+
+    def _remove(self, shard: CopiedShard, file: LockableFile) -> None:
+        """Delete a cached copy that this process has begun to make."""
+        os.truncate(file.fileno(), 0)  # no other process locks an empty file
+        file.close()
+        self.catalog.remove(shard.key)
 
     def _unpack(self, shard: CopiedShard, index: ShardIndex, file: LockableFile, deadline: storage.Deadline) -> None:
         """Unpack a compressed shard into the file of its copy; a remote one is fetched into a file without a name."""
@@ -254,12 +258,6 @@ class ChunkCache:
                     if is_last:
                         raise
                     self.count(retries=1)
-
-    def _give_up(self, shard: CopiedShard, file: LockableFile) -> None:
-        """Delete a new cached copy of a shard, and continue with a file in memory."""
-        os.truncate(file.fileno(), 0)  # no other process locks an empty file
-        file.move_to_memory()
-        self.catalog.remove(shard.key)
 
     def _fetch_once(
         self, wanted: Sequence[tuple[OpenCopy, Int64s]], deadline: storage.Deadline, along: Collection[OpenCopy] = (),
@@ -335,7 +333,7 @@ def _waiter(deadline: storage.Deadline) -> Callable[[CopiedShard], None]:
     It warns of long waits, and raises `CacheError` after the deadline.
     """
     waiting = LongWait()
-    turns = pauses(deadline.end, _LONGEST_PAUSE)
+    turns = pauses(deadline.end)
     next(turns)
 
     def wait(shard: CopiedShard) -> None:

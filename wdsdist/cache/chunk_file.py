@@ -88,12 +88,12 @@ class OpenCopy:
         self.file.close()
 
     def hold(self) -> bool:
-        """Lock the copy again; return false if it was evicted, or is no longer as long as it was."""
-        if not (self.file.is_open and self.file.lock(alone=False)):
+        """Lock the copy until its file is unshared; return false if it was evicted, or is not as long as it was."""
+        if not (self.file.is_open and self.file.share()):
             return False
         if self.file.stat().st_size == _file_bytes(self.num_chunks):
             return True
-        self.file.unlock()
+        self.file.unshare()
         return False
 
     def missing(self, chunks: Int64s) -> Int64s:
@@ -229,7 +229,8 @@ def initialise(file: LockableFile, size: int, *, source: str, index: int = 0, is
         "format": _FORMAT, "size": size, "index": index, "made": time.time(),
         "source": source[:_LONGEST_SOURCE],
     }  # fmt: skip
-    os.truncate(file.fileno(), _file_bytes(chunks))
+    # Its room is taken now: to look at a map that lies in a hole of a full disk would kill the process.
+    os.posix_fallocate(file.fileno(), chunks * CHUNK, _HEADER + chunks)
     if is_whole:
         os.pwrite(file.fileno(), b"\1" * chunks, chunks * CHUNK + _HEADER)
     os.pwrite(file.fileno(), json.dumps(header).encode().ljust(_HEADER), chunks * CHUNK)

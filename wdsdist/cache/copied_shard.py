@@ -31,11 +31,13 @@ class CopiedShard:
         folder, name = storage.split(self.location)
         self.source = storage.shown(folder)
         """The folder or URL of the shard, without credentials."""
-        version = f"{listed.size} {listed.sha256} {part.whole.counts[position]} {part.whole.extra.get('key_rule')}"
+        version = (
+            f"{name} {listed.size} {listed.sha256} {part.whole.counts[position]} {part.whole.extra.get('key_rule')}"
+        )
         if not self.is_remote:
             version += f" {storage.stat(self.location).stamp}"
         identity = digest(version)[:8]
-        self.key = f"{store_key(folder)}/{name.removesuffix('.tar')}-{identity}.tar"
+        self.key = f"{store_key(folder)}/{name.removesuffix('.tar')[:50]}-{identity}.tar"  # at most 255 bytes
         """The path of the copy in the cache folder, the same in every process."""
 
     def index(self, deadline: storage.Deadline) -> ShardIndex:

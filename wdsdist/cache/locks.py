@@ -1,4 +1,4 @@
-"""Advisory file locks (flock): the system frees them when their process dies, and forks do not inherit them."""
+"""Advisory locks of files and of their bytes, without waiting; the system frees them when their process dies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import random
 import stat
 import struct
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from sys import is_finalizing
 
@@ -21,7 +19,6 @@ from wdsdist.errors import CacheError
 _FLOCK = struct.Struct("@hhqqi4x")
 """The system's description of a lock on a range: kind, whence, start, length (0 for all), process."""
 
-_jitter = random.SystemRandom()  # the program may have seeded the other
 _open_files: weakref.WeakSet[LockableFile] = weakref.WeakSet()
 # Held while files are opened and closed, so that no fork runs between the opening of a descriptor and its record.
 # Reentrant, because garbage collection may close a file at any line.
@@ -47,11 +44,13 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
             self.close()
             raise OSError(errno.EPERM, "it is not a file of this user", str(path))
 
-    def move_to_memory(self) -> None:
-        """Close the file, and go on with an empty one in anonymous memory."""
-        self.close()
-        self._take(self.path, lambda: os.memfd_create("wdsdist"))
-        self.is_in_memory = True
+    @classmethod
+    def in_memory(cls, path: Path) -> LockableFile:
+        """Return an empty file in anonymous memory, in place of the file of a path."""
+        file = cls.__new__(cls)
+        file._take(path, lambda: os.memfd_create("wdsdist"))
+        file.is_in_memory = True
+        return file
 
     def again(self) -> LockableFile:
         """Open the same file once more, writable, whatever its path leads to by now; its locks are its own."""
@@ -62,6 +61,7 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
     def _take(self, path: Path, opened: Callable[[], int]) -> None:
         self.path = path
         self.is_in_memory = False
+        self._num_shares = 0
         self._descriptor = -1
         with _changing:
             self._descriptor = opened()
@@ -100,9 +100,18 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
             ) from error
         return True
 
-    def unlock(self) -> None:
-        if self.is_open:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+    def share(self) -> bool:
+        """Lock the file shared until as many calls of `unshare`, from any thread; return whether it is locked."""
+        with _changing:
+            is_locked = self.lock(alone=False)
+            self._num_shares += is_locked
+        return is_locked
+
+    def unshare(self) -> None:
+        with _changing:
+            self._num_shares -= 1
+            if self.is_open and not self._num_shares:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def claim(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Lock the free bytes of a range until `close`, and return them as ranges; other open files hold the rest.
@@ -145,19 +154,6 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
         # names of this module may be gone, but not the default of a parameter.
         if not is_ending():
             self.close()
-
-
-def pauses(deadline: float, longest: float) -> Iterator[None]:
-    """Yield at once, then after growing pauses (backoff with jitter), until a deadline of ``time.monotonic``."""
-    pause = 0.001
-    while True:
-        yield
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        # Without jitter, processes in step would let the same one win each time.
-        time.sleep(min(left, pause * _jitter.uniform(0.7, 1.3)))
-        pause = min(1.5 * pause, longest)
 
 
 def _close_in_child() -> None:

@@ -213,7 +213,7 @@ class StreamingDataset(IterableDataset[Any]):
 
         Seeded transforms do as in the epoch that was last asked for with `set_epoch`. A bad sample is an error.
 
-        Raises `IndexError`, an ``IndexError``, outside the data set.
+        Raises ``IndexError`` outside the data set.
         """
         if not isinstance(index, (int, np.integer)):
             raise ArgumentError(f"a data set is indexed by sample numbers, not by {index!r}")

@@ -175,7 +175,7 @@ class SampleReader:
         shard, replaced, part = members.shards[row], members.samples[row], members.parts[row]
         key = mix_key(self._seed, epoch, _SUBSTITUTE, shard.number, replaced, *(part[:1] if part else ()))
         numbers = permute(np.arange(shard.num_samples), shard.num_samples, np.uint64(key))
-        stored = [shard.stored(number) for number in numbers.tolist()]
+        stored = (numbers if shard.picks is None else shard.picks[numbers]).tolist()
         if self.misfits is not None:
             misfits = self.misfits(shard.number, numbers, stored.index(replaced))
             order = np.argsort(misfits, kind="stable")

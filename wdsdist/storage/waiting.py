@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsdist._util.validation import counted
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
+_jitter = random.SystemRandom()  # the program may have seeded the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +109,16 @@ class LongWait:
 
 
 _quiet_until = 0.0
+
+
+def pauses(deadline: float) -> Iterator[None]:
+    """Yield at once, then after pauses of 1 to 5 ms that grow, until a deadline of ``time.monotonic``."""
+    pause = 0.001
+    while True:
+        yield
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        # Without jitter, processes in step would let the same one win each time.
+        time.sleep(min(left, pause * _jitter.uniform(0.7, 1.3)))
+        pause = min(1.5 * pause, 0.005)

@@ -185,9 +185,12 @@ def entries(listed: Any, base: str, *, elsewhere: bool = False) -> list[Shard]:
                 if type(value) is not int or not least <= value <= _MOST:
                     raise ValueError(f"has the {key} {value!a:.100}, which is not a count")
             shard = Shard(entry["url"], count, size, sha256, tar_size)
-            first = numbers.setdefault(shard.name, number)
+            name = shard.name
+            if "?" in name and storage.is_remote(storage.join(base, name)):
+                name = name.partition("?")[0]  # the query may be a signature: what is kept of a shard lies without it
+            first = numbers.setdefault(name, number)
             if first != number and shards[first] != shard:
-                raise ValueError(f"says other than entry {first}, which has the same name")
+                raise ValueError(f"says other than entry {first}, which has the same name before any query")
         except (ValueError, KeyError) as error:
             name = _name(entry.get("url") if isinstance(entry, dict) else entry)
             kind = ElsewhereError if isinstance(error, ElsewhereError) else ValueError
