@@ -80,9 +80,9 @@ def pack(
         shard_samples: the most samples of a shard; by default, only bytes count.
         shuffle_seed: seed of the order of the samples; ``None`` keeps the order of the source. ``"auto"`` is 0, or
             ``None`` for an iterable, which has only one order.
-        workers: processes that write; by default one per core, and two for the files of a local folder. The calling
-            process writes an iterable. With an ``executor``, the number of shards that it writes at once, if it does
-            not say.
+        workers: processes that write, and that list the files of a local folder; by default one per core, and two to
+            write such files. The calling process writes an iterable. With an ``executor``, the number of shards that it
+            writes at once, if it does not say.
         executor: any `concurrent.futures.Executor` that writes the shards instead, such as dask's
             ``client.get_executor()``; it stays open. Its workers must have wdsdist, and see ``source`` and ``dest``
             under the same names. A Python data set is pickled; an iterable is refused.

@@ -258,3 +258,24 @@ def test_another_rule_groups_files_by_the_keys_that_it_finds(names: set[str]) ->
     assert sorted(f"{key}.{extension}" for key, members in result for extension, _ in members) == sorted(
         f"{name[:-2].replace('.', '%2E')}.x" for name in names
     )
+
+
+def test_processes_that_help_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(40):
+        folder = tmp_path / "files" / f"{number % 4}" / f"{number}"
+        folder.mkdir(parents=True)
+        for name in ("a.jpg", "b.jpg", ".hidden", "README"):
+            (folder / name).write_bytes(bytes(number))
+    (tmp_path / "files" / "3" / "lost.jpg").symlink_to("nothing")
+    (tmp_path / "files" / "3" / "around").symlink_to("..")
+    found = []
+    for alone in (10_000, 6):
+        monkeypatch.setattr("wdsdist.packing.sources.files._ALONE", alone)
+        source = find(tmp_path / "files", Options(on_error="skip", class_folders=False, workers=2))
+        found.append((source.digest, source.contents.notes, source.contents.left_out, len(source)))
+    assert found[0] == found[1]
+    assert found[0][1]["skipped"] == {
+        "hidden file or folder": 40,
+        "link to a folder around it": 1,
+        "name without a key and an extension": 40,
+    }

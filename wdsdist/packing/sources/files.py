@@ -7,18 +7,22 @@ Folders such as ``train`` and ``val`` are data sets of their own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
+from wdsdist._util.host import cpu_count
+from wdsdist._util.pools import pool
 from wdsdist.errors import SourceError, given
 from wdsdist.packing.members import FilePayload, LeftOut, Payload, Sample, Samples
 from wdsdist.packing.options import Options
@@ -35,6 +39,10 @@ CLUTTER_FOLDERS = frozenset(
 )  # fmt: skip
 """Folders that systems, archivers and network drives make for themselves, such as of deleted files."""
 
+_Place = tuple[str, frozenset[tuple[int, int]]]
+"""A folder to list, and the identities (device and inode) of the folder and of those around it."""
+_ALONE = 10_000  # files and folders, which are listed sooner than processes that help start
+_MOST_HELPERS = 8
 _MOST_BYTES = 2**60  # so that sizes can be added up
 _CONTAINER = re.compile(
     r"(?:.*\.)?(?:tar|tgz|tbz2?|txz|tzst|tar\.\w+|(?:tfrecords?|array_?records?|riegeli|beton|mdb|mds)(?:[-.].*)?)",
@@ -260,47 +268,65 @@ def find_folder(candidate: Candidate, options: Options) -> Source | None:
     if candidate.names is None:
         return None
     files, root, status = Files(str(candidate.path)), f"{candidate.path}/", candidate.path.stat()
-    # Each folder to list, with the identities (device and inode) of the folder and of those around it.
-    todo = [("", frozenset({(status.st_dev, status.st_ino)}))]
-    while todo:
-        path, above = todo.pop()
-        folder = files.folders[path]
-        try:
-            with os.scandir(root + path) as entries:
-                for entry in entries:
-                    name = entry.name
-                    inner = path + name
-                    if name[0] == ".":
-                        files.skipped[HIDDEN] += 1
-                        continue
-                    is_member = split_name(inner) is not None
-                    try:
-                        status = entry.stat()
-                    except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
-                        is_gone = isinstance(error, FileNotFoundError)
-                        what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
-                        problem = f"{what}: repair it or remove it"
-                        if is_member:
-                            files.add(path, name, 0, problem)
-                        else:
-                            files.leave_out(inner, problem)
-                        continue
-                    mode = status.st_mode
-                    if stat.S_ISREG(mode) and is_member:
-                        folder.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
-                    elif not stat.S_ISDIR(mode):
-                        files.skipped["device, pipe or socket" if is_member else why_skipped(inner)] += 1
-                    elif name in CLUTTER_FOLDERS:
-                        files.skipped["folder of the system, such as __MACOSX"] += 1
-                    elif (identity := (status.st_dev, status.st_ino)) in above:  # followed, it would have no end
-                        files.skipped["link to a folder around it"] += 1
-                    else:
-                        files.folders[f"{inner}/"] = Folder()
-                        todo.append((f"{inner}/", above | {identity}))
-        except OSError as error:
-            files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
+    todo: list[_Place] = [("", frozenset({(status.st_dev, status.st_ino)}))]
+    listed, scan = 0, functools.partial(_scan, root)
+    with contextlib.ExitStack() as stack:
+        executor: Executor | None = None
+        while todo:
+            if executor is None and listed > _ALONE and len(todo) > 1:
+                helpers = min(options.workers or cpu_count(), _MOST_HELPERS)
+                executor = stack.enter_context(pool(helpers, len(todo)))
+            if executor is None:
+                parts = iter([scan(todo.pop())])
+            else:
+                parts, todo = executor.map(scan, todo, chunksize=1 + len(todo) // 64), []
+            for part, inner in parts:
+                files.skipped.update(part.skipped)
+                files.left_out += part.left_out
+                files.folders |= part.folders
+                listed += 1 + sum(len(folder.numbers) // 3 for folder in part.folders.values())
+                todo += inner
     read = functools.partial(_local, root)
     return files.source("folder", options, file_samples, read, None, state="folder")
+
+
+def _scan(root: str, place: _Place) -> tuple[Files, list[_Place]]:
+    """List the entries of one folder: return the files directly in it, and the folders to list next."""
+    path, above = place
+    files, inner = Files("", folders={path: Folder()}), list[_Place]()
+    folder = files.folders[path]
+    try:
+        with os.scandir(root + path) as entries:
+            for entry in entries:
+                name = entry.name
+                if name[0] == ".":
+                    files.skipped[HIDDEN] += 1
+                    continue
+                is_member = split_name(path + name) is not None
+                try:
+                    status = entry.stat()
+                except OSError as error:  # of a link that cannot be followed, which may lead to a folder of samples
+                    is_gone = isinstance(error, FileNotFoundError)
+                    what = "is a link to nothing" if is_gone else f"cannot be read ({error.strerror})"
+                    problem = f"{what}: repair it or remove it"
+                    if is_member:
+                        files.add(path, name, 0, problem)
+                    else:
+                        files.leave_out(path + name, problem)
+                    continue
+                if stat.S_ISREG(status.st_mode) and is_member:
+                    folder.add(name, status.st_size, mtime_ns=status.st_mtime_ns)
+                elif not stat.S_ISDIR(status.st_mode):
+                    files.skipped["device, pipe or socket" if is_member else why_skipped(path + name)] += 1
+                elif name in CLUTTER_FOLDERS:
+                    files.skipped["folder of the system, such as __MACOSX"] += 1
+                elif (identity := (status.st_dev, status.st_ino)) in above:  # followed, it would have no end
+                    files.skipped["link to a folder around it"] += 1
+                else:
+                    inner.append((f"{path}{name}/", above | {identity}))
+    except OSError as error:
+        files.leave_out(path, f"cannot be listed ({error.strerror}): repair it or move it away")
+    return files, inner
 
 
 def _local(above: str, path: str, size: int, _: int) -> FilePayload:
