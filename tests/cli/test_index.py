@@ -94,6 +94,8 @@ def test_what_is_left_out_is_counted_and_listed_and_the_advice_of_the_error_work
     assert run.stdout.splitlines()[-1] == f"left out: 1, listed in {tars}/index-report.jsonl"
     run = wdsdist("index", tars, "--on-error", "skip", "--quiet")
     assert (run.returncode, run.stdout, library.open(tars).num_samples) == (0, "", 4)
+    run = wdsdist("pack", tars, tars / "packed", "--dry-run")
+    assert "left out by their indexes: 1 sample, such as x: " in run.stdout
 
 
 def test_splits_of_a_folder_become_data_sets_of_their_own(wdsdist: Run, process: Run, tars: Path) -> None:

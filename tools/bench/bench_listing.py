@@ -11,15 +11,15 @@ archives, which the system takes back when it needs them, count in the last colu
 
     python tools/bench/bench_listing.py [--members 1000000] [--kinds zip tar]
 
-Results on a very busy 2-core Intel Xeon, Python 3.11.7, 2026-11-22 (one run each; a CSV has some 90 MB for its reader,
-and 22 bytes a member beyond that):
+Results on 2 busy cores, Python 3.11.7, 2026-11-29 (one run each; of the folder, four runs: 60 or 61 bytes; a CSV has
+some 90 MB for its reader, and 22 bytes a member beyond that):
 
     1,000,000 members: bytes a member, held and at most; most in all; members a second; with pages
-    folder                   45     45       74 MB       75 k       92 MB
-    zip                     523    535      564 MB       21 k      582 MB
-    tar                      79     86      115 MB       20 k      618 MB
-    shards                   37     37       66 MB      913 k       84 MB
-    csv                     113    113      142 MB       44 k      214 MB
+    folder                   61     61       84 MB      342 k      102 MB
+    zip                      82    543      567 MB       69 k      586 MB
+    tar                      68     70       94 MB      137 k      591 MB
+    shards                   36     36       57 MB     8473 k       78 MB
+    csv                      88     88      112 MB      315 k      175 MB
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 What is measured: 100,000 PNG files of about 2.5 KB and 10,000 JPEG files of about 65 KB, in the page cache, become
 shards of 64 MiB on the same disk. In each round, one after another:
 
-- *wdsdist, 1 process* and *wdsdist*, with a worker for each core, the default: with the listing, the plan, a shuffled
-  order, SHA-256 digests, indexes and fsync, of which the others do none;
+- *wdsdist, 1 process* and *wdsdist*, with two workers for each core, the default: with the listing, the plan, a
+  shuffled order, SHA-256 digests, indexes and fsync, of which the others do none;
 - *ShardWriter*: one process, which is given what `open` reads; as its documentation uses it, and with the options that
   make it fastest (``encoder=False``, and ``mtime=0``, which spares the PAX header before every member);
 - *tar cf*: one archive, not shards; and the same with ``sync`` after it, until it is on the disk too;
@@ -17,30 +17,32 @@ Medians, and the least and greatest ratio of a round.
     python tools/bench/bench_pack.py --files 10000 1000 --rounds 3
     python tools/bench/bench_pack.py --listing 10000000   # no files: memory of a listing and its plan
 
-Results of ``--files 60000 6000``, medians with (minimum-maximum) of 5 rounds on 2 cores, Python 3.11.7, 2026-11-28, in
-seconds; the files lie on a virtual disk that takes 1.4 GB/s:
+Results of ``--files 60000 6000``, medians with (minimum-maximum) of 5 rounds on 2 cores, Python 3.11.7, 2026-11-29, in
+seconds; the files lie on a virtual disk that takes 2 GB/s:
 
                             60,000 of 2.4 KB       6,000 of 65.2 KB
-    wdsdist, 1 process      1.40 (1.29-1.65)       0.54 (0.50-0.57)
-    ShardWriter             3.91 (3.80-5.58)       0.82 (0.80-0.92)
-    ShardWriter, fastest    2.57 (2.51-2.68)       0.66 (0.66-0.67)
-    wdsdist                 1.25 (1.16-1.53)       0.47 (0.44-0.52)
-    tar cf                  0.52 (0.51-0.59)       0.38 (0.38-0.39)
-    tar cf, sync            0.64 (0.63-0.65)       0.56 (0.54-0.62)
-    write and fsync         0.11 (0.09-0.12)       0.44 (0.43-0.46)
+    wdsdist, 1 process      1.19 (1.11-1.34)       0.47 (0.46-0.54)
+    ShardWriter             3.93 (3.87-5.09)       0.82 (0.81-0.87)
+    ShardWriter, fastest    2.55 (2.51-2.73)       0.66 (0.66-0.68)
+    wdsdist                 0.89 (0.87-0.93)       0.43 (0.42-0.47)
+    tar cf                  0.53 (0.52-0.55)       0.39 (0.38-0.40)
+    tar cf, sync            0.66 (0.63-0.69)       0.61 (0.60-0.65)
+    write and fsync         0.10 (0.10-0.11)       0.20 (0.19-0.20)
 
-    ShardWriter / wdsdist, 1 process: 2.85 and 1.59, fastest 1.84 and 1.24 (aim: 6, not reached)
-    wdsdist / tar cf: 2.40 and 1.19 (aim: at most 1.5)
-    wdsdist / tar cf, sync: 1.97 and 0.80 (aim: at most 1.3)
+    ShardWriter / wdsdist, 1 process: 3.44 and 1.74, fastest 2.17 and 1.40 (aim: 6, not reached)
+    wdsdist / tar cf: 1.68 and 1.10 (aim: at most 1.5)
+    wdsdist / tar cf, sync: 1.37 and 0.68 (aim: at most 1.3)
 
-Of the 1.1 s that 60,000 small files take at best, 0.5 s are the listing, in one thread: a plan of shards needs all
-sizes. Two workers write them in the rest.
+Of the 0.87 s that 60,000 small files take at best, 0.35 s are the listing, in one thread: a plan of shards needs all
+sizes. Three processes, one for each shard, write them in the rest.
 
-What bounds each: a small file costs 7 us of system calls (stat, open, read, close) and 8 us of Python, in one thread.
-A large one costs SHA-256 (1.8 GB/s a core, with the processor's instructions for it) and the disk: 6 x ShardWriter
-would ask more of one process than ``write and fsync`` alone gets. ``copy_file_range`` and ``sendfile`` gain nothing,
-for the digest has to read the bytes all the same; nor does opening files relative to their folder (4.3 us a file
-instead of 4.5), or to write past the page cache (2.4 GB/s, as with fsync).
+What bounds each: a small file costs 7 us of system calls (stat, open, read, close) and 7 us of Python. A bare loop in
+Python that only lists, and then in two processes reads, digests, writes and waits for the disk, takes 0.54 s (0.19 and
+0.35). Looking at the names of a thousand files at once would gain 0.6 us a file. Digest and write in the thread that
+reads take as much CPU time as in threads of their own. A large file costs SHA-256 (1.8 GB/s a core, with the
+processor's instructions for it) and the disk: 6 x ShardWriter would ask more of one process than ``write and fsync``
+alone gets. ``copy_file_range`` and ``sendfile`` gain nothing, for the digest has to read the bytes all the same; nor
+does writing past the page cache, and opening files relative to their folder hardly anything (4.5 us instead of 5.2).
 """
 
 from __future__ import annotations

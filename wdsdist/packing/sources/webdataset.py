@@ -23,7 +23,8 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.pools import Carried, pool
-from wdsdist.errors import IndexFormatError, NotFoundError, SourceError
+from wdsdist._util.validation import counted
+from wdsdist.errors import IndexFormatError, NotFoundError, SourceError, printable
 from wdsdist.packing.members import FilePayload, Payload, Sample, Samples
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.listing import count_members, plain_sizes
@@ -94,7 +95,7 @@ def contents_of(
         suffix = f"{separator}{shard + 1}" if number in renamed else ""
         return packed_key(stored, escape=escape) + suffix, stored, paths[shard], index.members(row)
 
-    sizes, counted = np.empty(starts[-1], np.int64), Counter[str]()
+    sizes, tally = np.empty(starts[-1], np.int64), Counter[str]()
     for start, index in zip(starts.tolist(), indexes, strict=False):
         if not index.num_samples:
             continue
@@ -103,8 +104,12 @@ def contents_of(
         for number in (start + odd).tolist():
             key, _, _, members = sample(number)
             sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
-        counted += count_members(index)
+        tally += count_members(index)
     skipped = sum((Counter(index.skipped) for index in indexes), Counter[str]())
+    left_out, facts = [pair for index in indexes for pair in index.left_out], {"shards": f"{len(paths):,}"}
+    if left_out:
+        such = printable(": ".join(left_out[0]))
+        facts["left out by their indexes"] = f"{counted(len(left_out), 'sample')}, such as {such}"
     return Contents(
         sizes=sizes,
         take=lambda numbers: Samples(_samples, ([sample(number) for number in numbers.tolist()],)),
@@ -113,8 +118,8 @@ def contents_of(
             **({"skipped": dict(sorted(skipped.items()))} if skipped else {}),
             **({"renamed_keys": len(renamed)} if renamed else {}),
         },
-        members=counted,
-        facts={"shards": f"{len(paths):,}"},
+        members=tally,
+        facts=facts,
     )
 
 
