@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.mix_order import Deal
-from wdsdist.sampling.order import OrderSettings, default_window, epoch_order
+from wdsdist.sampling.order import OrderConfig, OrderSettings, default_window, epoch_order
+from wdsdist.shards.manifest import Manifest, Shard
 
 Pairs = list[tuple[int, int]]
 
@@ -273,3 +274,15 @@ def test_virtual_epochs_are_the_data_sets_own_in_pieces(
         found = list(zip(*order.locate(np.arange(length)), strict=True))
         assert found == expected[epoch * length : (epoch + 1) * length]
         assert order.num_samples == length
+
+
+def test_a_state_of_an_earlier_generation_has_the_order_of_its_shards() -> None:
+    shards = [Shard(f"{number}.tar", 10 + number, -1, "") for number in range(4)]
+    config = OrderConfig(manifest=Manifest.of("/data", shards))
+    before = OrderConfig(manifest=Manifest.of("/data", shards[:3]))
+    state = {"num_samples": before.num_samples, "fingerprint": before.fingerprint}
+    assert config.as_in(state).fingerprint == before.fingerprint
+    assert config.as_in(state | {"fingerprint": "another"}) is config
+    assert config.as_in({"num_samples": config.num_samples, "fingerprint": config.fingerprint}) is config
+    with pytest.raises(ArgumentError, match="0"):
+        OrderConfig(manifest=config.manifest, shuffle_window=0)

@@ -101,6 +101,13 @@ def test_a_shard_that_is_gone_is_an_error(packed: dict[str | None, Path], tmp_pa
                     open_source(manifest, CacheOptions(tmp_path / "cache", timeout=5)).open({0: of(1), 1: of(1)})
 
 
+def test_a_source_with_a_limit_makes_room(packed: dict[str | None, Path], tmp_path: Path) -> None:
+    manifest = wdsdist.open(packed[None])
+    assert not open_source(manifest).is_bounded
+    assert not open_source(manifest.staged(), CacheOptions(tmp_path / "cache")).is_bounded
+    assert open_source(manifest.staged(), CacheOptions(tmp_path / "cache", 10**9)).is_bounded
+
+
 def test_local_shards_count_nothing(packed: dict[str | None, Path]) -> None:
     source = open_source(wdsdist.open(packed[None]))
     assert isinstance(source, LocalShards)
