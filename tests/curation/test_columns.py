@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.web import served
 from wdsdist.batching.batcher import ColumnLookup
 from wdsdist.curation import columns, fields
 from wdsdist.errors import ArgumentError, ShardDamagedError
-from wdsdist.shards.manifest import join
+from wdsdist.shards.manifest import Manifest, join
 
 SAMPLE = st.dictionaries(st.sampled_from(["jpg", "JSON", "seg.png", "txt"]), st.binary(max_size=30), min_size=1)
 SHARDS = st.lists(st.lists(SAMPLE, max_size=4), min_size=1, max_size=3)
@@ -95,6 +96,15 @@ def test_classes_are_columns_by_themselves(tmp_path: Path) -> None:
     assert data.column("cls.name").tolist() == named
     assert data.select("\"cls.name\" = 'dog'").column("cls").tolist() == [1] * 4
     assert [path.name for path in (tmp_path / "shards" / "columns").glob("*.parquet")] == ["cls.parquet"]
+
+
+def test_classes_of_appended_samples_are_read_too(tmp_path: Path) -> None:
+    def pack(numbers: range, **more: Any) -> Manifest:
+        return wdsdist.pack(({"cls": n % 3} for n in numbers), tmp_path / "shards", **more)
+
+    assert pack(range(12)).select('"cls" = 1').num_samples == 4
+    assert pack(range(6), append=True).select('"cls" = 1').num_samples == 6
+    assert wdsdist.open(tmp_path / "shards").column("cls").tolist() == [n % 3 for n in (*range(12), *range(6))]
 
 
 # Members

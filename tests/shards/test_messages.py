@@ -21,7 +21,7 @@ MESSAGES: list[tuple[Call, type[Exception], str]] = [
     # Names of shards
     (lambda root: wdsdist.open(root / "nowhere"), NotFoundError, "nowhere does not exist"),
     (lambda root: wdsdist.open(root / "nowhere/index.json"), NotFoundError, r"index\.json does not exist"),
-    (lambda root: wdsdist.open(root / "empty"), NotFoundError, r"neither tars nor an index\.json: name a data set or"),
+    (lambda root: wdsdist.open(root / "empty"), NotFoundError, r"neither tars nor an index\.json: name a data set in"),
     (lambda root: wdsdist.open(root / "tars"), NotFoundError, f"tars holds 2 tar files but {NO_DATA}"),
     (lambda root: wdsdist.open(root / "tars/nowhere.tar"), NotFoundError, r"shard .*nowhere\.tar does not exist"),
     (lambda root: wdsdist.open(root / "tars/{0..2}.tar"), NotFoundError, r"shard .*2\.tar does not exist"),

@@ -162,10 +162,10 @@ def duration(seconds: float) -> str:
 
 
 def hint(name: str, known: Collection[str], having: str = "it has") -> str:
-    """Return a suggestion for an unknown name, for error messages: the closest known name, or all of them.
+    """Return a suggestion for an unknown name, for error messages: what it may begin, the closest name, or all.
 
-    >>> hint("jpgg", ["cls", "jpg"]), hint("x", ["cls", "jpg"])
-    ("did you mean 'jpg'?", 'it has cls, jpg')
+    >>> hint("jpgg", ["cls", "jpg"]), hint("x", ["cls", "jpg"]), hint("ids", ["ids.bytes", "ids.tokens"])
+    ("did you mean 'jpg'?", 'it has cls, jpg', "did you mean 'ids.bytes' or 'ids.tokens'?")
     """
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"{having} {', '.join(known) or 'none'}"
+    near = [other for other in known if other.startswith(f"{name}.")][:4] or difflib.get_close_matches(name, known, 1)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"{having} {', '.join(known) or 'none'}"

@@ -21,13 +21,13 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     return numbers
 
 
-@command("wdsdist bench shards", "wdsdist bench shards --decode rgb8 --fields jpg,cls --workers 0,2,4")
+@command("wdsdist bench shards", "wdsdist bench shards --decode rgb8 --batch-size 1 --workers 0,2,4")
 @of_shards
 @click.option(
     "--fields", metavar="LIST", callback=field_list, help="Only these fields, such as 'jpg;png,cls'.  [default: all]"
 )
 @click.option("--decode", metavar="HOW", help="true, or an image form such as rgb8.  [default: bytes]")
-@number_option("--batch-size", default=64, help="Samples per batch.")
+@number_option("--batch-size", default=64, help="Samples per batch; 1 for decoded images of different sizes.")
 @click.option(
     "--workers", metavar="N,N,...", callback=_numbers, help="Numbers of workers to try.  [default: up to the cores]"
 )

@@ -77,9 +77,9 @@ def keep_classes(manifest: Manifest, used: Collection[str]) -> None:
     from wdsdist.curation.add import add_columns
 
     for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(used) else ():
-        # Reading it says what is wrong: there is no such column, or not of the newest shards.
-        with contextlib.suppress(DestinationError, ArgumentError):
-            if ColumnReader(part, CLASS).stored is None:
+        kept = column_file.load(part.whole, CLASS)
+        if CLASS in _built_in(part) and (kept is None or (kept.lacking and kept.is_read)):
+            with contextlib.suppress(DestinationError):  # reading it says what is wrong
                 add_columns(part, fields=[CLASS])
 
 

@@ -269,7 +269,7 @@ def _check_members(
             problem = f"holds sample {key!r}, which {reason}"
             if place != ABSENT:
                 extension, offset, size = members[place]
-                what = f", which {reason}" if size else ", which is empty"
+                what = f": {reason}" if size else ", which is empty"
                 problem = f"holds {key}.{extension} at byte {offset:,}{what}"
             problems.append(problem)
             bad.setdefault(key, (field, reason))

@@ -199,7 +199,8 @@ class Job:
             if (self.kind, self.location) != (other.kind, other.location):
                 lines.append(f"it was packed from {self.location}, not {other.location}")
             else:
-                lines.append(f"{self.location} has changed since it was packed")
+                how = "key, class_folders, columns, root"
+                lines.append(f"{self.location}, or how it is read ({how}), has changed since it was packed")
         names = {**self.options, **other.options}
         mine, asked = ({name: job.options.get(name) for name in names} for job in (self, other))
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]

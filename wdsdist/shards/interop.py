@@ -102,7 +102,7 @@ def _no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     if named := [name for name in names if name.startswith("index-") and name.endswith(".json")]:
         return NotFoundError(f"{where} holds several data sets: name one, such as {where}/{named[0]}")
     if not (tars := tars_in(location, options)):
-        return NotFoundError(f"{where} holds neither tars nor an index.json: name a data set or a view in it")
+        return NotFoundError(f"{where} holds neither tars nor an index.json: name a data set in it, or pack its files")
     return NotFoundError(
         f"{where} holds {len(tars):,} tar files but no index.json: run `wdsdist index {where}` "
         f"once for tars, or make a data set of files by `wdsdist pack {where} DEST`"
