@@ -14,7 +14,7 @@ from peers.system import Job
 name = "wdsdist"
 distributions = ("wdsdist", "simplejpeg", "opencv-python-headless")
 settings = {
-    "pack": "wdsdist.pack, one process per core",
+    "pack": "wdsdist.pack, with its default number of processes",
     "load": "StreamingDataset(fields=…), StreamingDataLoader(batch_size=64): a batch is a dict of columns",
     "shuffle": "order='shard', the default",
     "images": "decode={'jpg': RandomResizedCrop(224)}: libjpeg-turbo and OpenCV",
