@@ -201,6 +201,8 @@ def test_views_keep_their_copy_and_what_is_released_may_be_evicted(remote: Manif
     assert bytes(kept) == member(3)
     del kept
     assert shards.cache.evict(shards.key(0))
+    assert not shards.path(0).exists()
+    assert not beside(shards.path(0)).exists()
     assert is_right(shards, 0)
 
 
