@@ -17,16 +17,25 @@ Measured in a fresh process, as in one worker, after numpy and wdsdist have been
 
     python tools/bench/bench_plan.py [--repeat 7] [--json FILE]
 
-Results, medians with (minimum-maximum) of 7 runs in turn on a 4-core AMD EPYC, Python 3.11, numpy 2.4.6, torch 2.13.0,
-2026-11-21:
+Results, medians with (minimum-maximum) of 3 runs in turn on 2 cores of a shared AMD EPYC, Python 3.11, numpy 2.4.6,
+torch 2.13.0, 2026-11-29:
 
-    plan and three batches, ms                48.24   (45.50-61.52)
-    memory added, MiB                         11.73   (11.64-11.74)
-    a sample, us                               0.44   (0.41-0.52)
-    seek to the middle / to the start          1.02   (0.98-1.05)
-    seek to the end / to the start             1.10   (1.06-1.16)
-    torch: first index of 10^8, ms          8121.52   (7717.88-9193.18)
-    torch: memory added, MiB                4591.46   (4591.32-4591.59)
+    plan and three batches, ms                18.99   (18.27-19.52)
+    memory added, MiB                          4.43   (4.38-4.48)
+    a sample, us                               0.35   (0.33-0.50)
+    seek to the middle / to the start          0.80   (0.79-0.80)
+    seek to the end / to the start             0.68   (0.65-0.68)
+    report, s                                  0.27   (0.26-0.37)
+    bytes of a node / an even share            1.01   (1.01-1.01)
+    shards opened / shards                     1.01   (1.01-1.01)
+    resume on 2,048 ranks, s                   0.01   (0.01-0.01)
+    resume on 3,000 ranks, s                   0.64   (0.63-0.79)
+    block of 1,024 ranks, s                    8.87   (8.56-11.08)
+    block of 1,024 ranks, MiB               1168.41   (1168.29-1168.43)
+    block of 4,096 ranks, s                   50.21   (50.03-52.40)
+    block of 4,096 ranks, MiB               3560.57   (3560.57-3560.61)
+    torch: first index of 10^8, ms          8987.18   (7901.39-11514.29)
+    torch: memory added, MiB                4591.49   (4591.42-4591.61)
 """
 
 from __future__ import annotations
