@@ -162,7 +162,7 @@ def duration(seconds: float) -> str:
 
 
 def hint(name: str, known: Collection[str], having: str = "it has") -> str:
-    """Return a suggestion for an unknown name, for error messages: what it may begin, the closest name, or all.
+    """Return the "did you mean" of an error: the names that an unknown one begins, the closest name, or all.
 
     >>> hint("jpgg", ["cls", "jpg"]), hint("x", ["cls", "jpg"]), hint("ids", ["ids.bytes", "ids.tokens"])
     ("did you mean 'jpg'?", 'it has cls, jpg', "did you mean 'ids.bytes' or 'ids.tokens'?")

@@ -222,12 +222,12 @@ class ChunkCache:
         return self._made(LockableFile.in_memory(path), shard, index, deadline)
 
     def _made(
-        self, file: LockableFile, shard: CopiedShard, index: ShardIndex, deadline: storage.Deadline, listed: int = 0
+        self, file: LockableFile, shard: CopiedShard, index: ShardIndex, deadline: storage.Deadline, index_size: int = 0
     ) -> OpenCopy:
         """Return a new copy in an empty file that this process alone uses: unpacked, or without any chunk."""
         if shard.is_compressed:
             self._unpack(shard, index, file, deadline)
-        chunk_file.initialise(file, index.size, source=shard.source, index=listed, is_whole=shard.is_compressed)
+        chunk_file.initialise(file, index.size, source=shard.source, index=index_size, is_whole=shard.is_compressed)
         return OpenCopy(file, shard, index)
 
     def _remove(self, shard: CopiedShard, file: LockableFile) -> None:

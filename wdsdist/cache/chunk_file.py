@@ -88,7 +88,7 @@ class OpenCopy:
         self.file.close()
 
     def hold(self) -> bool:
-        """Lock the copy until its file is unshared; return false if it was evicted, or is not as long as it was."""
+        """Lock the copy against eviction until `unshare` of its file; return false if it was evicted or cut."""
         if not (self.file.is_open and self.file.share()):
             return False
         if self.file.stat().st_size == _file_bytes(self.num_chunks):

@@ -101,13 +101,14 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
         return True
 
     def share(self) -> bool:
-        """Lock the file shared until as many calls of `unshare`, from any thread; return whether it is locked."""
+        """Hold a shared lock (flock), once more if it is held already, until `unshare`; return whether it is held."""
         with _changing:
             is_locked = self.lock(alone=False)
             self._num_shares += is_locked
         return is_locked
 
     def unshare(self) -> None:
+        """Give up one hold of the shared lock; the last one unlocks the file, and its copy may be evicted."""
         with _changing:
             self._num_shares -= 1
             if self.is_open and not self._num_shares:
