@@ -24,7 +24,7 @@ from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.sampling.epoch_plan import FixedBatches
 from wdsdist.sampling.mix_order import Deal, MixOrder
 from wdsdist.sampling.order import Order, OrderSettings, epoch_order
-from wdsdist.sampling.plan import Plan, Position, World
+from wdsdist.sampling.plan import Plan, Position, WorkerBatches, World
 
 COUNTS = np.array([40, 0, 90, 7, 63])
 FIRSTS = np.cumsum(COUNTS) - COUNTS
@@ -135,13 +135,19 @@ def test_ranks_have_equally_many_batches_and_all_together_each_sample_once(case:
 def test_workers_together_make_the_batches_of_one(case: Case, world: World, workers: int, group: int) -> None:
     rank = world.num_replicas - 1
     alone = [content(batch) for _, batch in case.plan(world).batches(rank=rank)]
-    made: dict[int, list[Any]] = {}
-    for worker in range(workers):
-        for number, batch in case.plan(world).batches(rank=rank, worker=worker, num_workers=workers, group=group):
-            assert number // group % workers == worker
-            made[number] = content(batch)
-    assert [made[number] for number in sorted(made)] == alone
-    assert sorted(made) == list(range(len(alone)))
+    made = [
+        list(case.plan(world).batches(rank=rank, part=WorkerBatches(worker, workers, group)))
+        for worker in range(workers)
+    ]
+    received: list[tuple[int, Any]] = []
+    size = 1  # a loader takes a group of each worker in turn, at first of one batch
+    while any(made):
+        for batches in made:
+            received += batches[:size]
+            del batches[:size]
+        size = group
+    assert [number for number, _ in received] == list(range(len(alone)))
+    assert [content(batch) for _, batch in received] == alone
 
 
 @case_of

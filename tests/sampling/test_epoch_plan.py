@@ -14,6 +14,7 @@ from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, epoch_order
+from wdsdist.sampling.plan import WorkerBatches
 
 Batches = list[list[int]]
 
@@ -88,7 +89,7 @@ class _Counting:
 def test_the_first_batch_of_a_large_epoch_costs_no_more_than_that_of_a_small_one(batch: int) -> None:
     order = _Counting(10**12)
     plan = plan_of(10**12, 8, batch)
-    number, first = next(ordered(plan, order).batches(rank=3, worker=1, num_workers=4))
+    number, first = next(ordered(plan, order).batches(rank=3, part=WorkerBatches(1, 4)))
     assert number == 1
     assert first.shards.tolist() == [3 + 8 * (batch + i) for i in range(batch)]
     assert order.asked <= max(4096, batch)

@@ -53,6 +53,7 @@ import json, resource, sys, time
 import numpy as np
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
+from wdsdist.sampling.plan import WorkerBatches
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -77,7 +78,7 @@ def first_batch_from(start):
     from dataclasses import replace
     rest = replace(plan, start=start)
     began = time.perf_counter()
-    next(rest.batches(rank=world // 3, worker=0, num_workers=8))
+    next(rest.batches(rank=world // 3, part=WorkerBatches(0, 8)))
     return time.perf_counter() - began
 
 places = {"start": 0, "middle": total // 2, "end": total - world * 64 * 8 * 64}
@@ -86,7 +87,7 @@ for _ in range(9):
     for name, start in places.items():
         seeks[name].append(first_batch_from(start))
 began = time.perf_counter()
-samples = sum(len(batch.shards) for _, batch in plan.batches(rank=world // 3, worker=3, num_workers=8))
+samples = sum(len(batch.shards) for _, batch in plan.batches(rank=world // 3, part=WorkerBatches(3, 8)))
 a_sample = (time.perf_counter() - began) / samples
 middle = {name: sorted(times)[4] for name, times in seeks.items()}
 print(json.dumps({
@@ -105,7 +106,7 @@ from wdsdist.batching.planned_epoch import PlannedEpoch
 from wdsdist.diagnostics.epoch_report import epoch_report
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
-from wdsdist.sampling.plan import Position, World
+from wdsdist.sampling.plan import Position, WorkerBatches, World
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -131,7 +132,7 @@ figures["shards opened / shards"] = sum(report.shards_per_node) / len(counts)
 for ranks in (world // 2, 3000 // smaller):
     rest = replace(plan, start=world * 64 * 1000, num_replicas=ranks)
     started = time.process_time()
-    next(rest.batches(rank=ranks // 20, worker=0, num_workers=8))
+    next(rest.batches(rank=ranks // 20, part=WorkerBatches(0, 8)))
     for _ in zip(range(64), rest.uses(rank=ranks // 20)):
         pass
     figures[f"resume on {ranks:,} ranks, s"] = time.process_time() - started

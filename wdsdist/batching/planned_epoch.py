@@ -24,7 +24,7 @@ from wdsdist.distributed.run_once import kept
 from wdsdist.errors import StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.permutation import mix_key
-from wdsdist.sampling.plan import BatchPlan, Pieces, Position, Reached, World
+from wdsdist.sampling.plan import ALL_BATCHES, BatchPlan, Pieces, Position, Reached, WorkerBatches, World
 from wdsdist.sampling.shard_schedule import Use
 
 Values = Callable[[Int64s, Int64s], npt.NDArray[np.int64]]
@@ -231,10 +231,9 @@ class PlannedEpoch:
         for number in range(self.first_block, self.num_blocks):
             yield self.block(number, range(1)).steps
 
-    def batches(
-        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[tuple[int, BatchPlan]]:
-        first = 0
+    def batches(self, *, rank: int, part: WorkerBatches = ALL_BATCHES) -> Iterator[tuple[int, BatchPlan]]:
+        first, mine = 0, part.numbers()
+        wanted = next(mine)
         for number in range(self.first_block, self.num_blocks):
             block = self.node_batches(number, rank)
             if number + 1 < self.num_blocks:  # while the batches of this block are taken
@@ -242,7 +241,8 @@ class PlannedEpoch:
             tokens, room = tokens_and_room(block.bounds, block.stops - block.starts, self.rule)
             fill = int(tokens.sum()) / max(1, int(room.sum()))
             for step in range(block.steps):
-                if (first + step) // group % num_workers == worker:
+                if first + step == wanted:
+                    wanted = next(mine)
                     batch = block.batch(step, rank, self.rule)
                     position = self._position_after(number, step + 1, block.steps, rank)
                     reached = Reached(position, len(batch.shards), fill)

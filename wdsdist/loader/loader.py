@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, Epo
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.frozen import frozen
 from wdsdist.loader.progress import Progress
-from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator
+from wdsdist.loader.worker_iterator import Tickets, WorkerDataset, WorkerIterator, init_worker
 from wdsdist.samples.collate import BatchT
 from wdsdist.sampling.epoch_plan import FixedBatches
 from wdsdist.sampling.plan import Batcher, Position
@@ -281,8 +282,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
                 batch_bytes, group = config.mean_sample_bytes * plan.batch_size, 1
                 if dataset.is_light:
                     batches = plan.num_samples // (start.world.num_replicas * plan.batch_size)  # of a whole epoch
-                    is_remote = bool(manifest.is_copied.any())
-                    group = group_size(batches, batch_bytes, self.num_workers, is_remote=is_remote)
+                    group = group_size(batches, batch_bytes, self.num_workers)
                 dataset.channel = Channel(self.num_workers, self.prefetch_factor or 2, batch_bytes, group=group)
             self._tickets.start = replace(start, group=1 if dataset.channel is None else dataset.channel.group)
             messages = super().__iter__()
@@ -308,7 +308,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             prefetch_factor=self.prefetch_factor,
             collate_fn=_as_it_is,
             timeout=self.timeout,
-            worker_init_fn=self.worker_init_fn,
+            worker_init_fn=partial(init_worker, self.worker_init_fn),
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
         )

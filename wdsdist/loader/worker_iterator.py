@@ -8,7 +8,7 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain, islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Dataset, Sampler, get_worker_info
@@ -18,7 +18,7 @@ from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.samples.bad_samples import Replaced
 from wdsdist.samples.sample_reader import SampleReader
 from wdsdist.sampling.order import OrderConfig, OrderSettings
-from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, World
+from wdsdist.sampling.plan import Batcher, BatchPlan, Plan, Position, Reached, WorkerBatches, World
 from wdsdist.shards.source import Counters
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ def enter_worker() -> tuple[int, int]:
     if follow_parent():
         gc.freeze()  # a visit of the garbage collector to an inherited object copies its page
     return worker.id, worker.num_workers
+
+
+def init_worker(init_fn: Callable[[int], None] | None, worker: int) -> None:
+    """Prepare a worker before its first ticket, which a rank that is killed may never send, and call ``init_fn``."""
+    enter_worker()
+    if init_fn is not None:
+        init_fn(worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +199,12 @@ class WorkerIterator:
     """Returns a group of batches in the form in which it is sent, which copies their buffers; ``None`` in one process
     alone."""
     _prefetch: Prefetch | None = field(default=None, init=False)
-    _latest: int = field(default=0, init=False)
-    """The batch that was reached last."""
+    _following: int = field(default=0, init=False)
+    """The first batch of the worker's next group."""
+
+    @property
+    def _own(self) -> WorkerBatches:
+        return WorkerBatches(self.worker, self.num_workers, self.start.group)
 
     def groups(self, collate_fn: Collate | None) -> Iterator[list[Any]]:
         """Yield the batches in groups; with ``send`` as pieces that last until they are sent.
@@ -201,19 +212,20 @@ class WorkerIterator:
         An error of a worker takes the place of its batch, behind the batches of its group that were made before: they
         come in one message, and in order with the batches of other workers.
         """
-        group: list[Any] = []
+        plans, group = self.plans(), list[Any]()
         try:
-            for batch in map(functools.partial(self._batch, collate_fn), self.plans()):
-                group.append(batch)
-                del batch  # a group that is sent must not find one of its batches held here
-                if len(group) == self.start.group:
-                    yield group
-                    group = []
+            for numbers, following in pairwise(self._own.groups()):
+                self._following = following.start
+                for plan in islice(plans, len(numbers)):
+                    group.append(self._batch(collate_fn, plan))
+                if not group:
+                    return
+                yield group
+                group = []
         except Exception as error:
             if self.send is None:
                 raise
             group.append(WorkerFailure(error, self.worker))
-        if group:
             yield group
 
     def _batch(self, collate_fn: Collate | None, batch: BatchPlan) -> Any:
@@ -241,21 +253,14 @@ class WorkerIterator:
             group.clear()  # views keep their shards in the cache
         self.sample_reader.source.release()
         if self._prefetch is not None:
-            following = self._latest + 1
-            if following % self.start.group == 0:  # the other workers have their groups before this one's next
-                following += (self.num_workers - 1) * self.start.group
-            self._prefetch.reach(following)  # now, for it may be long until the next batch is asked for
+            self._prefetch.reach(self._following)  # now, for it may be long until the next batch is asked for
         return message
 
     def plans(self) -> Iterator[BatchPlan]:
         """Yield the plan of each batch of this worker, and prefetch the shards of the batches that follow."""
         prefetch = self.prefetching()
-        batches = self.plan.batches(
-            rank=self.start.rank, worker=self.worker, num_workers=self.num_workers, group=self.start.group
-        )
         try:
-            for number, batch in batches:
-                self._latest = number
+            for number, batch in self.plan.batches(rank=self.start.rank, part=self._own):
                 if prefetch is not None:
                     prefetch.reach(number)
                 yield batch
@@ -282,7 +287,7 @@ class WorkerIterator:
         job = f"{config.manifest!r} {config.notes} {start.settings} {start.position} {start.world} {start.block}"
         self._prefetch = Prefetch(
             source,
-            self.plan.uses(rank=start.rank, batch=self.worker * start.group),
+            self.plan.uses(rank=start.rank, batch=self.worker),
             room=room,
             job=hashlib.sha256(job.encode("utf-8", "surrogateescape")).hexdigest()[:16],
             epoch=self.sample_reader.epoch_members,

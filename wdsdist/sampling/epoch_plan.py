@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.validation import counted
 from wdsdist.errors import ArgumentError
 from wdsdist.sampling.order import EpochOrder
-from wdsdist.sampling.plan import Batcher, BatchPlan, Position, Reached, World
+from wdsdist.sampling.plan import ALL_BATCHES, Batcher, BatchPlan, Position, Reached, WorkerBatches, World
 
 if TYPE_CHECKING:
     from wdsdist.sampling.shard_schedule import Use
@@ -124,13 +124,10 @@ class EpochPlan:
         steps = (np.array(batches)[:, None] * self.batch_size + np.arange(most)).ravel()
         return steps[steps < self.samples_per_rank]
 
-    def batches(
-        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[tuple[int, BatchPlan]]:
+    def batches(self, *, rank: int, part: WorkerBatches = ALL_BATCHES) -> Iterator[tuple[int, BatchPlan]]:
         assert self.order is not None
         order, total = self.order.make(), self.batches_per_rank
-        groups = range(worker * group, total, num_workers * group)
-        mine = chain.from_iterable(range(first, min(first + group, total)) for first in groups)
+        mine = takewhile(lambda number: number < total, part.numbers())
         at_once = _LEAST_AT_ONCE
         while block := list(islice(mine, max(1, at_once // self.batch_size))):
             at_once = min(2 * at_once, _MOST_AT_ONCE)
@@ -139,9 +136,9 @@ class EpochPlan:
             columns = order.locate(positions)
             padding = line >= self.num_samples
             for index, number in enumerate(block):
-                part = slice(index * self.batch_size, (index + 1) * self.batch_size)
-                shards, samples, epochs = (column[part] for column in columns)
-                yield number, BatchPlan(shards, samples, epochs, padding[part] if self.mark_padding else None)
+                rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
+                shards, samples, epochs = (column[rows] for column in columns)
+                yield number, BatchPlan(shards, samples, epochs, padding[rows] if self.mark_padding else None)
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         from wdsdist.sampling.shard_schedule import upcoming  # for shards that are fetched

@@ -8,7 +8,8 @@ batches of a fixed number of samples; `wdsdist.batching` has batches by lengths 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,37 @@ class Position(NamedTuple):
     def has_begun(self) -> bool:
         """Whether some of the epoch is consumed."""
         return self.consumed > 0 or bool(self.segments)
+
+
+class WorkerBatches(NamedTuple):
+    """The batches of a rank that one of its workers makes, in groups that it sends together, dealt to workers in turn.
+
+    The first group of a worker is one batch, which the training loop would wait for longer with others.
+
+    >>> from itertools import islice
+    >>> [list(islice(WorkerBatches(worker, 2, group=3).numbers(), 6)) for worker in range(2)]
+    [[0, 2, 3, 4, 8, 9], [1, 5, 6, 7, 11, 12]]
+    """
+
+    worker: int = 0
+    """The worker that makes the batches."""
+    num_workers: int = 1
+    group: int = 1
+    """Batches of a group."""
+
+    def groups(self) -> Iterator[range]:
+        """Yield the numbers of the worker's batches, group by group, without end."""
+        yield range(self.worker, self.worker + 1)
+        for first in count(self.num_workers + self.worker * self.group, self.num_workers * self.group):
+            yield range(first, first + self.group)
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of the worker's batches, without end."""
+        return chain.from_iterable(self.groups())
+
+
+ALL_BATCHES: Final = WorkerBatches()
+"""All batches of a rank."""
 
 
 class Pieces(NamedTuple):
@@ -110,13 +142,8 @@ class Plan(Protocol):
     def count_batches(self) -> int:
         """Return the batches that each rank makes, after a pass over all lengths if it takes one."""
 
-    def batches(
-        self, *, rank: int, worker: int = 0, num_workers: int = 1, group: int = 1
-    ) -> Iterator[tuple[int, BatchPlan]]:
-        """Yield the batches that one worker of one rank makes, with their numbers.
-
-        Batches are dealt to workers in groups: worker ``w`` of ``n`` has groups ``w, w + n, ...``, one after another.
-        """
+    def batches(self, *, rank: int, part: WorkerBatches = ALL_BATCHES) -> Iterator[tuple[int, BatchPlan]]:
+        """Yield the batches of a rank that one of its workers makes, with their numbers; by default all."""
 
     def uses(self, *, rank: int, batch: int = 0, waits: bool = False) -> Iterator[Use | None]:
         """Yield the shards that a rank needs from a batch on, in the order of their first use.

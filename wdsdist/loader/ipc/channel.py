@@ -30,8 +30,8 @@ _OUTLIER = 4
 """Times the mean size at which a batch is not worth a slot of its size."""
 
 _MOST_BATCHES = 32
-_MOST_BYTES, _MOST_REMOTE_BYTES = 16 << 20, 2 << 20
-"""Most bytes of a group. The first group of remote data waits for everything that it needs of its shards."""
+_MOST_BYTES = 16 << 20
+"""Most bytes of a group."""
 _LEAST_GROUPS = 4
 """Least groups of a worker in an epoch."""
 
@@ -125,18 +125,16 @@ def _unpacked(rest: bytes, pieces: list[Any], place: tuple[tuple[int, int], int,
     return unseal(rest or pieces.pop(), pieces)
 
 
-def group_size(batches: int, batch_bytes: int, num_workers: int, *, is_remote: bool = False) -> int:
+def group_size(batches: int, batch_bytes: int, num_workers: int) -> int:
     """Return how many batches a worker should send together, if making one is little work.
 
     Args:
         batches: of an epoch; each worker should have some groups of them, or one would have much more to do.
-        batch_bytes: of one batch; a group has at most 16 MiB, or 2 MiB of remote data.
+        batch_bytes: of one batch; a group has at most 16 MiB.
         num_workers: worker processes.
-        is_remote: whether shards are fetched from a store.
 
     >>> group_size(10_000, 200_000, 4), group_size(10_000, 5_000_000, 4), group_size(32, 200_000, 4)
     (32, 3, 2)
     """
     share = batches // (max(1, num_workers) * _LEAST_GROUPS)
-    most = _MOST_REMOTE_BYTES if is_remote else _MOST_BYTES
-    return max(1, min(_MOST_BATCHES, most // max(1, batch_bytes), share))
+    return max(1, min(_MOST_BATCHES, _MOST_BYTES // max(1, batch_bytes), share))
