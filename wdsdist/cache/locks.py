@@ -101,7 +101,7 @@ class LockableFile(contextlib.AbstractContextManager["LockableFile"]):
         return True
 
     def share(self) -> bool:
-        """Hold a shared lock (flock), once more if it is held already, until `unshare`; return whether it is held."""
+        """Take a shared lock (flock) against eviction, counted until `unshare`; return whether the file is locked."""
         with _changing:
             is_locked = self.lock(alone=False)
             self._num_shares += is_locked

@@ -78,7 +78,8 @@ def keep_classes(manifest: Manifest, used: Collection[str]) -> None:
 
     for part in manifest.data_sets if {CLASS, CLASS_NAME}.intersection(used) else ():
         kept = column_file.load(part.whole, CLASS)
-        if CLASS in _built_in(part) and (kept is None or (kept.lacking and kept.is_read)):
+        is_current = kept is not None and not (kept.is_read and kept.lacking)
+        if not is_current and CLASS in _built_in(part):
             with contextlib.suppress(DestinationError):  # reading it says what is wrong
                 add_columns(part, fields=[CLASS])
 

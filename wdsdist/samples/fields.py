@@ -46,7 +46,7 @@ class Fields:
                 f"fields is {fields!r}: it must be a list of extensions such as ('jpg;png', 'cls')", argument="fields"
             )
         self.are_all = fields is None
-        """Whether ``fields`` is ``None``, so that samples have all members under their extensions."""
+        """Whether samples have all fields, one for each extension, because ``fields`` is ``None``."""
         self._alternatives = [tuple(_alternatives(field, raw_images)) for field in fields or ()]
         names = [alternatives[0] for alternatives in self._alternatives]
         if len(names) > len(set(names)):

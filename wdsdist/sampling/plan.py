@@ -53,7 +53,7 @@ class Position(NamedTuple):
 class WorkerBatches(NamedTuple):
     """The batches of a rank that one of its workers makes, in groups that it sends together, dealt to workers in turn.
 
-    The first group of a worker is one batch, which the training loop would wait for longer with others.
+    The first group of a worker is one batch, so that the training loop does not wait for a whole group.
 
     >>> from itertools import islice
     >>> [list(islice(WorkerBatches(worker, 2, group=3).numbers(), 6)) for worker in range(2)]

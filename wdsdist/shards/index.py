@@ -242,5 +242,5 @@ def _check(index: ShardIndex) -> None:
 
 
 def _is_divided(starts: Int64s, total: int) -> bool:
-    """Return whether starts are offsets that never decrease, from 0 to ``total``; differences may overflow."""
+    """Return whether offsets are valid: sorted, from 0 to ``total``. Differences may overflow, so none are taken."""
     return len(starts) > 0 and starts[0] == 0 and starts[-1] == total and bool((starts[1:] >= starts[:-1]).all())

@@ -112,7 +112,7 @@ _quiet_until = 0.0
 
 
 def pauses(deadline: float) -> Iterator[None]:
-    """Yield at once, then after growing pauses of 1 to 5 ms (backoff with jitter), until a ``time.monotonic``."""
+    """Yield at once, then after growing pauses of 1 to 5 ms (backoff with jitter), up to a ``time.monotonic()``."""
     pause = 0.001
     while True:
         yield
