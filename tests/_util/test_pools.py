@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import multiprocessing.synchronize
 import os
+import signal
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
 from wdsdist._util.pools import pool
+from wdsdist.errors import WdsdistError
 
 
 def test_remote_tasks_run_in_threads_of_this_process_some_at_once() -> None:
@@ -68,3 +70,8 @@ def test_where_processes_can_share_no_locks_one_does_the_work(
     assert caplog.messages == [
         "working in one process: the locks that processes share cannot be made in /dev/shm (Read-only file system)"
     ]
+
+
+def test_a_process_that_is_killed_is_an_error_that_says_so() -> None:
+    with pytest.raises(WdsdistError, match="a worker process died, perhaps because memory ran out"), pool(2, 2) as each:
+        each.submit(signal.raise_signal, signal.SIGKILL).result()

@@ -13,6 +13,7 @@ import wdsdist
 from tests.support import tars
 from tests.support.loaders import make_loader
 from wdsdist import StreamingDataLoader, StreamingDataset, to_device
+from wdsdist.batching import Buckets
 from wdsdist.errors import ArgumentError, NotFoundError, SampleError, WdsdistError
 
 Call = Callable[[Path, Path], Any]
@@ -117,6 +118,7 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     # arguments of the loader
     (loader(0), ArgumentError, "batch_size is 0"),
     (loader(2.0), ArgumentError, "batch_size is 2.0"),
+    (loader(7, batches=Buckets(3, by="cls.bytes")), ArgumentError, "batch_size=7 has no meaning beside batches="),
     (loader(num_workers=-1), ArgumentError, "num_workers is -1"),
     (loader(num_workers=10**6), ArgumentError, "num_workers is 1,000,000: it must be between 0 and 4,096"),
     (loader(collate_fn=3), ArgumentError, "collate_fn is 3: it must be a function"),

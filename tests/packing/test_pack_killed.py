@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_is_an_error_that_says_so(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", die)
-    with pytest.raises(WdsdistError, match="a process that was writing shards died"):
+    with pytest.raises(WdsdistError, match="a worker process died"):
         pack(source, tmp_path / "dest", shard_samples=5, workers=2)
     assert not (tmp_path / "dest" / "index.json").exists()
 

@@ -31,6 +31,8 @@ P = ParamSpec("P")
 
 _LONGEST_FOLDER = 107 - len("/pymp-00000000/listener-00000000")  # the kernel takes 107 bytes for a socket's name
 _LOOK_AGAIN = 1.0  # seconds
+DIED = "a worker process died, perhaps because memory ran out: run the same again, with fewer workers"
+"""What is reported of a pool, of this module or lent by others, that lost a process."""
 _REMOTE_TASKS = 16
 """Tasks that run at once if they wait for a store: its latency, not the CPU, limits their throughput."""
 _numbers = itertools.count()
@@ -75,6 +77,7 @@ def pool(
     that cannot fork, if a `Carried` value does not pickle or comes from the script itself.
 
     Leaving the block waits for the tasks that run. An exception in the block, also by Ctrl-C, cancels all others.
+    Raises `WdsdistError` if a process died whose result was asked for in the block.
 
     Args:
         workers: the most processes to start; by default one for each core that this process may use.
@@ -90,8 +93,10 @@ def pool(
     _travelling.update(carried.keys())
     try:
         yield executor
-    except BaseException:
+    except BaseException as error:
         executor.shutdown(cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise WdsdistError(DIED) from error
         raise
     finally:
         executor.shutdown()
@@ -115,14 +120,10 @@ def completed(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
 def run_in_subprocess(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a function in a separate process, started as `pool` starts its processes, and return its result.
 
-    Workers that are forked later do not inherit the files that it opens, whose positions they would share. Raises
-    `WdsdistError` if the process dies.
+    Workers that are forked later do not inherit the files that it opens, whose positions they would share.
     """
-    try:
-        with pool(2, 2) as executor:
-            return executor.submit(function, *args, **options).result()
-    except BrokenProcessPool as error:
-        raise WdsdistError("a process that looked at the source died, perhaps because memory ran out") from error
+    with pool(2, 2) as executor:
+        return executor.submit(function, *args, **options).result()
 
 
 @contextlib.contextmanager

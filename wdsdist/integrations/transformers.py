@@ -104,7 +104,7 @@ class StreamingTrainerMixin:
         collator = _Unmarked(self.data_collator) if dataset.mark_padding else self.data_collator
         loader = StreamingDataLoader(
             dataset.of_all_ranks(),  # which the trainer asks for its length
-            batch_size,
+            batch_size if batches is None else None,
             batches=batches,
             **{"drop_last": False, "persistent_workers": False, **options},
             collate_fn=None if isinstance(batches, PackedRows) else collator,

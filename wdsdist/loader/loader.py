@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wdsdist.cache.prefetch import Prefetch
     from wdsdist.loader.epoch_planner import State
 
+_BATCH_SIZE = 64
 _MOST_WORKERS = 8
 """Most workers of a rank, by default."""
 
@@ -46,9 +47,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
     Args:
         dataset: the data set. Several loaders may share a data set; it then sets the epoch of all of them.
-        batch_size: samples per batch on one rank.
-        batches: how to make batches, instead of ``batch_size`` samples each: `batching.TokenBudget`,
-            `batching.LengthGroups`, `batching.Buckets` or `batching.PackedRows`.
+        batch_size: samples per batch on one rank; by default 64.
+        batches: how to make batches, in place of ``batch_size``: `batching.TokenBudget`, `batching.LengthGroups`,
+            `batching.Buckets` or `batching.PackedRows`.
         num_workers: worker processes; by default this rank's share of the node's cores, at most 8. With 0 this process
             makes the batches.
         pin_memory: page-lock batches for copies to a GPU; by default if CUDA is available.
@@ -87,7 +88,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def __init__(
         self,
         dataset: StreamingDataset,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         *,
         batches: Batches | None = None,
         num_workers: int | None = None,
@@ -111,8 +112,11 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if prefetch_factor is not None:
             check_integer("prefetch_factor", prefetch_factor, 1)
         drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
-        self._batches = f"batch_size={batch_size!r}" if batches is None else f"batches={batches!r}"
-        batcher = _batcher(dataset, check_integer("batch_size", batch_size, 1), batches, collate_fn, drop_last=drops)
+        if batch_size is not None and batches is not None:
+            raise ArgumentError(f"batch_size={batch_size!r} has no meaning beside batches=...", argument="batch_size")
+        batch_size = check_integer("batch_size", _BATCH_SIZE if batch_size is None else batch_size, 1)
+        self._batches = f"batch_size={batch_size}" if batches is None else f"batches={batches!r}"
+        batcher = _batcher(dataset, batch_size, batches, collate_fn, drop_last=drops)
         self._planner = EpochPlanner(dataset, batcher)
         persists = check_flag("persistent_workers", persistent_workers) and workers > 0
         self._worker_dataset = WorkerDataset(
@@ -122,7 +126,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         self._progress = Progress(dataset.chosen_epoch)
         super().__init__(
             dataset,
-            batch_size=int(batch_size),
+            batch_size=batch_size,
             drop_last=drops,
             num_workers=workers,
             pin_memory=torch.cuda.is_available() if pin_memory is None else check_flag("pin_memory", pin_memory),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist._util.host import cpu_count
-from wdsdist._util.pools import pool
+from wdsdist._util.pools import DIED, pool
 from wdsdist._util.validation import check_bytes
 from wdsdist.errors import DestinationError, SourceError, WdsdistError
 from wdsdist.packing.destination import Destination, Job, records
@@ -101,9 +101,8 @@ def write_planned(
                 # The bytes that it was to have, so that all add up to the whole.
                 progress = later(progress, done[number], sizes[number])
                 show(progress)
-    except BrokenExecutor as error:
-        reason = "a process that was writing shards died, perhaps because memory ran out"
-        raise WdsdistError(f"{reason}: run the same command again, with fewer workers") from error
+    except BrokenExecutor as error:  # a borrowed one
+        raise WdsdistError(DIED) from error
     finally:
         for future in running:  # of a borrowed executor, which stays open
             future.cancel()
