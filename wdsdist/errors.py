@@ -9,7 +9,7 @@ Messages quote names from data sets that others made: control characters are esc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # C0, DEL and C1; marks, embeddings, overrides and isolates of text direction; line and paragraph separators; and lone
 # surrogates, but for those that stand for bytes above C1 in a name that is not UTF-8.
@@ -27,6 +27,16 @@ def printable(text: str, *, keep: str = "") -> str:
     cat\\x1b[2J\\n.jpg
     """
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], text)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause's cause and so on, each once: ``raise error from error`` is a cycle."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is other for other in seen):
+        yield cause
+        seen.append(cause)
+        cause = cause.__cause__
 
 
 def in_python(argument: str, *value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.data import random_split
 
 import wdsdist
 from tests.support.damage import open_files_limited
-from wdsdist import StreamingDataset
+from wdsdist import StreamingDataLoader, StreamingDataset
 from wdsdist.errors import StateError, StorageError
 
 TOTAL = 103
@@ -78,3 +79,18 @@ def test_its_length_is_the_samples_of_this_rank_or_of_all(shards: Path, monkeypa
     assert (len(dataset), len(dataset.of_all_ranks()), len(dataset)) == (26, TOTAL, 26)
     assert len(StreamingDataset(shards, drop_last=True)) == 25
     assert len(StreamingDataset(shards, samples_per_epoch=41)) == 11
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_threads_may_read_samples_and_iterate_loaders_of_one_data_set(tmp_path: Path, stage: bool) -> None:
+    data = wdsdist.pack(({"cls": number} for number in range(300)), tmp_path / "shards", shard_samples=3)
+    dataset = StreamingDataset(data, decode=True, stage=stage, cache_dir=tmp_path / "cache")
+
+    def read(_: int) -> set[int]:
+        loader = StreamingDataLoader(dataset, 20, num_workers=0)
+        return {number for batch in loader for number in batch["cls"].tolist()}
+
+    with ThreadPoolExecutor(4) as executor:
+        passes, classes = executor.map(read, range(4)), executor.map(lambda n: dataset[n * 7 % 300]["cls"], range(900))
+        assert sum(classes) == 3 * sum(range(300))
+        assert list(passes) == [set(range(300))] * 4

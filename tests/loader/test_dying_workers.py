@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.support import forked
+from tests.support import forked as programs
+from tests.support.folders import forked, status
 from tests.support.heard import heard
 from tests.support.policies import use_policy
 from tests.support.programs import PROGRAMS
 from wdsdist import StreamingDataLoader, StreamingDataset
+from wdsdist.errors import StateError
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_they_end_with_the_one_that_started_them(shards: Path, tmp_path: Path, w
         os.mkfifo(tmp_path / name)
     gate = os.open(tmp_path / "gate", os.O_RDWR)
     streams = {"stdout": os.devnull, "stderr": str(tmp_path / "stderr")}
-    rank = forked.start(PROGRAMS / "hanging_workers.py", shards, when, method, tmp_path, **streams)
+    rank = programs.start(PROGRAMS / "hanging_workers.py", shards, when, method, tmp_path, **streams)
     numbers: list[int] = []
     while len(numbers) < 2:
         numbers += [int(line) for line in (tmp_path / "hanging").read_text().split()]
@@ -102,3 +104,29 @@ def test_a_rank_names_the_worker_that_it_waits_for(shards: Path) -> None:
         assert samples(waiting) == 100
     assert "s for data from worker 0 (pid " in lines[0]
     assert lines[0].startswith("rank 0 has waited ")
+
+
+def test_a_stopped_worker_does_not_keep_the_program_from_ending(shards: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(shards), 10, num_workers=1, timeout=1, prefetch_factor=1)
+    iterator = iter(loader)
+    next(iterator)
+    workers: Any = loader._iterator
+    (worker,) = workers._workers
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+        list(iterator)
+    worker.join(SOON)
+    assert worker.exitcode == -signal.SIGKILL
+
+
+def test_a_forked_process_starts_its_own_and_leaves_those_of_its_parent_alone(loader: StreamingDataLoader) -> None:
+    iterator = iter(loader)
+    first = next(iterator)
+
+    def iterate() -> None:
+        with pytest.raises(StateError, match="to the process that started them: iterate the loader again"):
+            next(iterator)
+        assert samples(loader) == 103
+
+    assert status(forked(iterate)) == 0
+    assert len(first["__key__"]) + sum(len(batch["__key__"]) for batch in iterator) == 103

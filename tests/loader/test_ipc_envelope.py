@@ -79,6 +79,14 @@ def test_a_raw_column_arrives(strings: list[bytes]) -> None:
     assert column.data.numpy().tobytes() == b"".join(strings)
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_a_view_of_memory_keeps_its_format_and_shape(shape: tuple[int, ...]) -> None:
+    view = memoryview(np.arange(6, dtype=np.float32).reshape(shape))
+    found = travel([view, view[::-1]])
+    assert found == [view, view[::-1]]
+    assert [(each.format, each.shape) for each in found] == [("f", shape)] * 2
+
+
 def test_pieces_arrive_as_a_tensor() -> None:
     images = [torch.arange(24).reshape(2, 4, 3).permute(2, 0, 1) + n for n in range(3)]
     pieces = Stacked.of(images)

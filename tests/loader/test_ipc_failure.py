@@ -96,3 +96,16 @@ def test_an_error_of_a_type_that_does_not_pickle_is_raised_as_what_it_derives_fr
 
     with pytest.raises(LookupError, match=r"OwnError: it is gone$"):
         pickle.loads(pickle.dumps(WorkerFailure(OwnError("it is gone"), 3))).reraise()
+
+
+def raise_from_itself(sample: dict[str, Any]) -> Any:
+    error = ValueError("a cycle")
+    raise error from error
+
+
+@pytest.mark.parametrize("options", [{}, {"on_error": "replace", "error_budget": 1.0}])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_cycle_of_causes_is_an_error_like_any_other(shards: Path, workers: int, options: dict[str, Any]) -> None:
+    error, lines = lines_of_an_error(shards, workers, fields=("cls",), transform=raise_from_itself, **options)
+    assert "ValueError: a cycle" in "".join(lines)
+    assert isinstance(error, SampleError if options else ValueError)

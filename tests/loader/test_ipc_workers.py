@@ -108,10 +108,12 @@ def test_an_error_comes_when_its_batch_is_due(shards: Path, tmp_path: Path, work
 class TestWithoutWorkers:
     def test_raw_columns_are_views_of_the_mapped_shard(self, shards: Path) -> None:
         dataset = StreamingDataset(shards, fields=("bin",))
-        for batch in StreamingDataLoader(dataset, 8, num_workers=0):
+        loader = StreamingDataLoader(dataset, 8, num_workers=0)
+        source = loader._worker_dataset.sample_reader.source
+        for batch in loader:
             for name, view in zip(batch["__shard__"], batch["bin"], strict=True):
                 number = int(name.removesuffix(".tar"))
-                content = np.frombuffer(dataset.sample_reader.source.open({number: None})[number].content, np.uint8)
+                content = np.frombuffer(source.open({number: None})[number].content, np.uint8)
                 found = np.frombuffer(view, np.uint8)
                 start = found.ctypes.data - content.ctypes.data
                 assert not len(found) or 0 <= start <= len(content) - len(found)

@@ -88,12 +88,17 @@ def fail_on_50(data: bytes) -> int:
     return int(data)
 
 
+STATE: dict[str, Any] = {}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterator_that_was_given_up_says_so(shards: Path, workers: int) -> None:
+@pytest.mark.parametrize("give_up", [lambda loader: next(iter(loader)), lambda loader: loader.load_state_dict(STATE)])
+def test_an_iterator_that_was_given_up_says_so(shards: Path, workers: int, give_up: Any) -> None:
     loader = make_loader(shards, num_workers=workers)
+    STATE.update(loader.state_dict())
     old = iter(loader)
     next(old)
-    next(iter(loader))
+    give_up(loader)
     with pytest.raises(StateError, match="given up"):
         next(old)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wdsdist
@@ -44,6 +45,12 @@ def empty(_: Path, folder: Path) -> Any:
 def mixed_fields(_: Path, folder: Path) -> Any:
     (folder / "mixed.tar").write_bytes(tars.plain_tar([("a.txt", b"1"), ("b.txt", b"2"), ("b.png", b"3")]))
     return list(StreamingDataLoader(StreamingDataset(folder / "mixed.tar"), 2, num_workers=0))
+
+
+def bytes_and_arrays(_: Path, folder: Path) -> Any:
+    data = wdsdist.pack([{"npy": np.arange(3)}, {"bin": b"abc"}], folder / "both")
+    dataset = StreamingDataset(data, fields=["bin;npy"], decode=True, shuffle=False)
+    return list(StreamingDataLoader(dataset, 2, num_workers=0))
 
 
 def index(**options: Any) -> Call:
@@ -139,6 +146,7 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     ),
     (empty, ArgumentError, "has no samples"),
     (mixed_fields, SampleError, "png"),
+    (bytes_and_arrays, SampleError, r"field 'bin' does not stack: it is int64 \[3\] in .* and bytes in"),
     # bad samples
     (dataset(on_error="skip"), ArgumentError, 'on_error is \'skip\': it must be "raise" or "replace"'),
     (dataset(quarantine="bad.jsonl"), ArgumentError, 'quarantine is .* on_error="replace"'),

@@ -138,7 +138,7 @@ def as_worker(chosen: ChosenEpoch, pipe: Connection) -> None:
 
 
 def as_rank(chosen: ChosenEpoch, pipe: Connection) -> None:
-    pipe.send(chosen.begin())
+    pipe.send(chosen.begin() + chosen.count_iteration())
     if pipe.recv() == "choose":
         chosen.choose(9)
     pipe.send(chosen.begin())
@@ -148,6 +148,7 @@ def epochs_in(context: Any, target: Any, chosen: ChosenEpoch, what: str) -> list
     """Return the epochs of two iterations in another process; epoch 5 is chosen here in between."""
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(chosen, theirs))
+    chosen.count_iteration()
     process.start()
     found = [ours.recv()]
     chosen.choose(5)
@@ -161,13 +162,14 @@ def epochs_in(context: Any, target: Any, chosen: ChosenEpoch, what: str) -> list
 def test_a_worker_sees_what_is_chosen_after_its_first_iteration(start: str) -> None:
     chosen = ChosenEpoch()
     chosen.choose(2)
-    assert epochs_in(multiprocessing.get_context(start), as_worker, chosen, "wait") == [2, 5]
+    assert epochs_in(multiprocessing.get_context(start), as_worker, chosen, "wait") == [2 + 1, 5]
 
 
+@pytest.mark.parametrize(("what", "epoch"), [("choose", 9), ("wait", 0)])
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
-def test_a_rank_that_is_started_with_it_has_an_epoch_of_its_own(start: str) -> None:
+def test_a_rank_that_is_started_with_it_has_an_epoch_of_its_own(start: str, what: str, epoch: int) -> None:
     chosen = ChosenEpoch()
-    assert epochs_in(multiprocessing.get_context(start), as_rank, chosen, "choose") == [0, 9]
+    assert epochs_in(multiprocessing.get_context(start), as_rank, chosen, what) == [0, epoch]
     assert (chosen.begin(), chosen.begin()) == (5, 5), "what a rank chooses reaches no other"
 
 

@@ -10,7 +10,7 @@ import torch
 
 from wdsdist import unpadded
 from wdsdist.errors import ArgumentError
-from wdsdist.samples.collate import Ragged, collate
+from wdsdist.samples.collate import PerSample, Ragged, collate
 
 
 class Pair(NamedTuple):
@@ -65,6 +65,7 @@ COLUMNS: list[tuple[Any, Any, list[Any]]] = [
     ([{"labels": [1] * count} for count in (2, 0, 3)], [False, False, True], [{"labels": [1, 1]}, {"labels": []}]),
     ([("a0", "b0", "c0"), ("a1", "b1", "c1")], [False, True, True], [("a0",), ("a1",)]),  # two texts of each sample
     (OPTIONAL, [False, True], [{"id": 0, "tags": ["x", "y"]}]),
+    (PerSample(torch.zeros(2, 3)), [False, True], [[0.0] * 3]),  # each has as many rows as the batch
     ([[1, 2], [3, 4]], [False, True], [[1, 2]]),
     (torch.arange(2), np.array([False, True]), [0]),
 ]

@@ -12,7 +12,7 @@ import numpy as np
 
 NPY_MAGIC = b"\x93NUMPY"
 """The first bytes of a ``.npy`` file."""
-NPY_PREFIX = 12
+_PREFIX = 12
 """Bytes that are enough to find the start of the data in any ``.npy`` file."""
 _LONGEST_HEADER = 12 + 10_000
 """Numpy's own limit. Headers are cached, so a longer header would be cached too."""
@@ -43,10 +43,16 @@ class NpyLayout:
         return all(not isinstance(length, bool) and 0 <= length < 2**63 for length in self.shape)
 
 
-def npy_header_length(prefix: bytes) -> int:
-    """Return the offset of the data in a ``.npy`` file, beyond any file's end if numpy reads no header."""
+def npy_header(data: bytes | memoryview) -> tuple[int, NpyLayout | None]:
+    """Return where the data of a ``.npy`` file begins, and its layout; ``None`` if numpy reads no header."""
+    length = _header_length(bytes(data[:_PREFIX]))
+    return length, _layout(bytes(data[:length])) if length <= len(data) else None
+
+
+def _header_length(prefix: bytes) -> int:
+    """Return the offset of the data, beyond any file's end if numpy reads no header."""
     # As numpy.lib.format has it: magic, two bytes of version, length of the header, header.
-    if prefix[:6] != NPY_MAGIC or len(prefix) < NPY_PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
+    if prefix[:6] != NPY_MAGIC or len(prefix) < _PREFIX or prefix[6] not in (1, 2, 3) or prefix[7]:
         return _NO_HEADER
     length = 10 + int.from_bytes(prefix[8:10], "little")
     if prefix[6] > 1:
@@ -55,8 +61,7 @@ def npy_header_length(prefix: bytes) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def npy_layout(header: bytes) -> NpyLayout | None:
-    """Return the layout that a header declares; ``None`` if numpy reads no header."""
+def _layout(header: bytes) -> NpyLayout | None:
     stream = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(stream)

@@ -10,7 +10,7 @@ import torch
 
 from wdsdist._util.array_types import Int64s
 from wdsdist.errors import SampleError
-from wdsdist.samples.collate import PADDING, Batch, Sample, check_alike, make_column
+from wdsdist.samples.collate import PADDING, Batch, PerSample, Sample, check_alike, make_column
 
 IGNORED = -100
 """The label that losses of torch leave out."""
@@ -159,7 +159,7 @@ def padded(samples: Sequence[Any], *, pad: float = 0) -> Batch:
     for name in samples[0]:
         values = [sample[name] for sample in samples]
         if any(value is None for value in values):  # an optional field
-            batch[name] = values
+            batch[name] = PerSample(values)
         elif all(isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim for value in values):
             batch[name] = _padded(name, values, pad, [sample.get("__key__") for sample in samples])
             batch[f"{name}.length"] = torch.tensor(list(map(len, values)), dtype=torch.int64)

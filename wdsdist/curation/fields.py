@@ -18,7 +18,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist._util.extras import extra
 from wdsdist._util.file_types import IMAGE_TYPES, last_part
 from wdsdist._util.host import temporary_dir
-from wdsdist._util.npy_header import NPY_PREFIX, NpyLayout, npy_header_length, npy_layout
+from wdsdist._util.npy_header import NpyLayout, npy_header
 from wdsdist._util.pools import Carried, pool
 from wdsdist._util.validation import counted, hint
 from wdsdist.curation.column_file import KEY, file_name, is_free
@@ -96,8 +96,7 @@ def _member(content: memoryview, size: int, extension: str) -> Any:
 
 def array_layout(start: memoryview, size: int, *_: object) -> NpyLayout:
     """Return the dtype and shape of a ``.npy`` file. Raises ``ValueError`` for anything else."""
-    end = npy_header_length(bytes(start[:NPY_PREFIX]))
-    layout = npy_layout(bytes(start[:end])) if end <= len(start) else None
+    end, layout = npy_header(start)
     if layout is None or not layout.is_possible:
         raise ValueError("it does not have the header of a .npy file")
     if end + layout.num_bytes > size:

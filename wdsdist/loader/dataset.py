@@ -162,6 +162,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.error_budget = spec.policy.budget
         self.chosen_epoch = ChosenEpoch()
         self.replica = Replica(rank, num_replicas)
+        self._readers: list[SampleReader] = []
         self._quarantines: dict[str, Quarantine] = {}
         self._counts_all_ranks = False
 
@@ -219,7 +220,14 @@ class StreamingDataset(IterableDataset[Any]):
             raise ArgumentError(f"a data set is indexed by sample numbers, not by {index!r}")
         shard, sample = shard_of(self.manifest, int(index) + (self.manifest.num_samples if index < 0 else 0))
         mark = False if self.mark_padding else None
-        return self.sample_reader.sample(shard, sample, self.chosen_epoch.epoch, mark, strict=True)
+        try:
+            reader = self._readers.pop()
+        except IndexError:  # other threads use all
+            reader = self.sample_reader.with_manifest(self.manifest)
+        try:
+            return reader.sample(shard, sample, self.chosen_epoch.epoch, mark, strict=True)
+        finally:
+            self._readers.append(reader)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of this rank, one by one; in a worker of a foreign loader, this worker's."""

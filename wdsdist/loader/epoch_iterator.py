@@ -193,7 +193,9 @@ class EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._loader._iterations != self._number:
-            raise StateError("this iterator was given up when the loader was iterated again: use the newer one")
+            raise StateError(
+                "this iterator was given up when the loader was iterated again, or a state loaded: iterate the loader"
+            )
         if self._failed:
             raise StateError("this iteration ended with an error: iterate the loader again, or load a state first")
         if self.meter is None:

@@ -69,13 +69,13 @@ class PlainProgress:
     def start(self, dataset: StreamingDataset) -> SampleStream:
         """Start an iteration of this rank's samples, or of this worker's."""
         loaded, config, process = self._loaded or (None, dataset.order_config, os.getpid())
-        self._loaded = None
         if process != os.getpid():
             # Each pass of a loader would start its workers from this same copy, and so with this state.
             raise StateError(
                 "the data set's state was loaded in another process than the one that iterates it: load it into a "
                 "StatefulDataLoader, which hands it to its workers, or use a StreamingDataLoader"
             )
+        self._loaded = None
         worker, num_workers = enter_worker()
         epoch = dataset.chosen_epoch.begin()
         if worker == 0:

@@ -114,7 +114,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         drops = not dataset.mark_padding if drop_last is None else check_flag("drop_last", drop_last)
         if batch_size is not None and batches is not None:
             raise ArgumentError(f"batch_size={batch_size!r} has no meaning beside batches=...", argument="batch_size")
-        batch_size = check_integer("batch_size", _BATCH_SIZE if batch_size is None else batch_size, 1)
+        batch_size = check_integer("batch_size", _BATCH_SIZE if batch_size is None else batch_size, 1, 2**53)
         self._batches = f"batch_size={batch_size}" if batches is None else f"batches={batches!r}"
         batcher = _batcher(dataset, batch_size, batches, collate_fn, drop_last=drops)
         self._planner = EpochPlanner(dataset, batcher)
@@ -228,11 +228,13 @@ class StreamingDataLoader(DataLoader[BatchT]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, also with another world size, batch size or number of workers.
 
-        The next iteration yields the rest of that epoch. If the data set has grown since, the epoch keeps its samples,
-        and the next epoch has all samples. Raises `StateError`, which lists the differences, for the state of another
-        data set, seed or order.
+        The next iteration yields the rest of that epoch; one that is under way is given up. If the data set has grown
+        since, the epoch keeps its samples, and the next epoch has all samples. Raises `StateError`, which lists the
+        differences, for the state of another data set, seed or order.
         """
         position, finished = self._planner.load(state)
+        if self._progress.is_playing:
+            self._iterations += 1  # the iteration that is under way is given up: its batches count for another state
         self._progress.resume(position, asked=state.get("asked"), finished=finished)
 
     def stats(self) -> LoaderStats:
@@ -267,8 +269,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
         if self._iterator is not None and (not is_known or self._iterator.has_lost_workers()):
             self._stop_workers(self._iterator)
         if not is_known:
-            reader = dataset.sample_reader
-            reader = replace(reader, source=reader.source.with_manifest(manifest))
+            reader = dataset.sample_reader.with_manifest(manifest)
             self._worker_dataset = dataset = replace(dataset, order_config=config, sample_reader=reader)
         self._meter = EpochMeter(
             plan,
@@ -283,7 +284,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
 
                 from wdsdist.loader.ipc.channel import Channel, group_size
 
-                batch_bytes, group = config.mean_sample_bytes * plan.batch_size, 1
+                batch_bytes, group = config.mean_sample_bytes * min(plan.batch_size, config.num_samples), 1
                 if dataset.is_light:
                     batches = plan.num_samples // (start.world.num_replicas * plan.batch_size)  # of a whole epoch
                     group = group_size(batches, batch_bytes, self.num_workers)

@@ -70,6 +70,7 @@ class ChosenEpoch:
         The first iteration of a worker has the epoch that was chosen when the worker was started: a later choice could
         give the workers of one iteration different epochs.
         """
+        self._leave_parent()
         if self._began_in == os.getpid():
             self.epoch, self.requests = map(int, self._shared[:2])
         self._began_in = os.getpid()
@@ -77,6 +78,7 @@ class ChosenEpoch:
 
     def count_iteration(self) -> int:
         """Return how many iterations of single samples were counted before, in this process and its workers."""
+        self._leave_parent()
         self._shared[2] += 1
         return int(self._shared[2]) - 1
 

@@ -135,7 +135,8 @@ class WorkerDataset(Dataset[Message]):
     """Counted in the messages of this process, since it began."""
 
     def __post_init__(self) -> None:
-        self.sample_reader = replace(self.sample_reader, misfits=self.batcher.misfits)
+        reader = self.sample_reader.with_manifest(self.order_config.manifest)  # loaders may run in several threads
+        self.sample_reader = replace(reader, misfits=self.batcher.misfits)
         self.collate_fn = self.batcher.collate if self.collate_fn is None else self.collate_fn
         # What is fetched ahead for one epoch would be in the way of another.
         is_local = not self.order_config.manifest.is_copied.any()

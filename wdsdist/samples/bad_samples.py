@@ -18,6 +18,7 @@ from wdsdist.errors import (
     SampleError,
     ShardDamagedError,
     StorageError,
+    causes,
     printable,
 )
 from wdsdist.shards.quarantine import BadEntry, Quarantine
@@ -104,12 +105,7 @@ def is_fault_of_sample(error: BaseException) -> bool:
     >>> is_fault_of_sample(ValueError("no number")), is_fault_of_sample(MemoryError()), is_fault_of_sample(BadSample())
     (True, False, True)
     """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, _NEVER_THE_SAMPLE) or not isinstance(cause, Exception):
-            return False
-        cause = cause.__cause__
-    return True
+    return all(isinstance(cause, Exception) and not isinstance(cause, _NEVER_THE_SAMPLE) for cause in causes(error))
 
 
 def described(error: Exception) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist._util.npy_header import npy_header
 from wdsdist.errors import SampleError
 
 EXPANSION_LIMIT = 1 << 30
@@ -40,8 +40,7 @@ def read_npy(data: bytes) -> npt.NDArray[Any]:
     Raises `SampleError` when the header declares more than follows it or an impossible shape, and ``ValueError`` for
     bytes that are not a ``.npy`` file.
     """
-    length = npy_header_length(data[:NPY_PREFIX])
-    layout = npy_layout(data[:length]) if length <= len(data) else None
+    length, layout = npy_header(data)
     if layout is not None and not layout.is_possible:
         raise SampleError(f"the header declares shape {layout.shape}, which no array has: write the array again")
     if layout is not None and layout.num_bytes > len(data) - length:

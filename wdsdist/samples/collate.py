@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils._pytree import register_pytree_node
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 from typing_extensions import TypeVar
@@ -154,6 +155,13 @@ class Stacked:
         return shaped(memory.view(self.dtype), self.shape, self.stride)
 
 
+class PerSample(list[Any]):
+    """A column of an optional field: a list with the value of each sample, unlike a list of columns."""
+
+
+register_pytree_node(PerSample, lambda values: ([*values], None), lambda values, _: PerSample(values))
+
+
 def shaped(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...] | None) -> torch.Tensor:
     """Return flat memory as a tensor of the given shape."""
     if stride is not None:
@@ -166,7 +174,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
     )
 
 
@@ -215,7 +223,7 @@ def collate(
     columns = {field: [sample[field] for sample in samples] for field in samples[0]}
     keys = keys or columns.get("__key__") or list(map(str, range(len(samples))))
     return {
-        field: values if field in lists else make_column(field, values, keys, deferred=deferred)
+        field: PerSample(values) if field in lists else make_column(field, values, keys, deferred=deferred)
         for field, values in columns.items()
     }
 
@@ -242,7 +250,10 @@ def make_column(field: str, values: list[Any], keys: Sequence[str], *, deferred:
     if field and all(value is None or isinstance(value, str) for value in values):
         return values
     try:
-        if field and any(isinstance(value, _BYTES) for value in values):
+        are_bytes = {isinstance(value, _BYTES) for value in values} if field else {False}
+        if are_bytes == {True, False}:
+            raise TypeError("some are bytes")  # torch would make a list of them
+        if True in are_bytes:
             return Ragged.of([value if type(value) is bytes else memoryview(value).cast("B") for value in values])
         return torch_collate(values, collate_fn_map=_DEFERRED if deferred else _AT_ONCE)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
@@ -353,7 +364,8 @@ def _kept(column: Any, keep: torch.Tensor) -> Any:
     if hasattr(column, "_fields"):
         return type(column)(*(_kept(inner, keep) for inner in column))
     # A list as long as the batch has a value for each sample, unless it is made of columns itself.
-    if len(column) == len(keep) and not all(_has_rows(inner, len(keep)) for inner in column):
+    has_columns = len(column) != len(keep) or all(_has_rows(inner, len(keep)) for inner in column)
+    if isinstance(column, PerSample) or not has_columns:
         return type(column)(value for value, is_kept in zip(column, keep.tolist(), strict=True) if is_kept)
     return type(column)(_kept(inner, keep) for inner in column)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from wdsdist.errors import BadSample, SampleError
 from wdsdist.samples.bad_samples import ADVICE, is_fault_of_sample
-from wdsdist.samples.collate import PADDING, Batch, Ragged, Sample, make_column
+from wdsdist.samples.collate import PADDING, Batch, PerSample, Ragged, Sample, make_column
 from wdsdist.samples.fields import ABSENT, Chosen
 from wdsdist.samples.marks import Part, caller
 from wdsdist.samples.sample_spec import RAW, SampleSpec, Step
@@ -156,8 +156,8 @@ class Members:
                 continue
             if not self._decode(field, column, step):
                 return None
-            is_list = field in self.optional
-            batch[field] = column.values if is_list else make_column(field, column.values, keys, deferred=deferred)
+            is_list, values = field in self.optional, column.values
+            batch[field] = PerSample(values) if is_list else make_column(field, values, keys, deferred=deferred)
         if self.padding[0] is not None:
             batch[PADDING] = make_column(PADDING, list(self.padding), keys)
         return batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from wdsdist.samples.members import Members
 from wdsdist.samples.sample_spec import SampleSpec
 from wdsdist.sampling.permutation import mix_key, mix_keys, permute
 from wdsdist.shards.index import ShardIndex
+from wdsdist.shards.manifest import Manifest
 from wdsdist.shards.quarantine import BadEntry
 from wdsdist.shards.source import Members as ShardMembers
 from wdsdist.shards.source import ShardSource, picks_of
@@ -63,6 +64,10 @@ class SampleReader:
         """Bytes of an element of each raw array that all specifications decode alike, by extension."""
         sizes = [spec.decoder.itemsizes for spec in self._specs]
         return {name: size for name, size in sizes[0].items() if all(other.get(name) == size for other in sizes)}
+
+    def with_manifest(self, manifest: Manifest) -> SampleReader:
+        """Return a reader of other shards, or of the same for another thread, through the same cache."""
+        return replace(self, source=self.source.with_manifest(manifest))
 
     def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]

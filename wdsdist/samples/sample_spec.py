@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from wdsdist._util.file_types import AUDIO_TYPES, IMAGE_TYPES, last_part
-from wdsdist._util.npy_header import NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist._util.npy_header import npy_header
 from wdsdist._util.validation import check_callable, hint
 from wdsdist.errors import ArgumentError, ExtraMissingError, SampleError
 from wdsdist.samples.bad_samples import STRICT, BadSamplePolicy
@@ -104,12 +104,11 @@ def stacked_npy(parts: Sequence[memoryview]) -> Stacked | None:
     size = len(first)
     if any(len(part) != size for part in parts):
         return None
-    length = npy_header_length(bytes(first[:NPY_PREFIX]))
-    header = first[:length]
-    if length > size or any(part[:length] != header for part in parts):
-        return None
-    layout = npy_layout(bytes(header))
+    length, layout = npy_header(first)
     if layout is None or layout.is_fortran or not layout.is_possible:
+        return None
+    header = first[:length]
+    if any(part[:length] != header for part in parts):
         return None
     dtype = torch_dtype(layout.dtype)
     # A shape without elements may hold numbers that torch cannot count with.
@@ -228,12 +227,12 @@ class Decoder:
             name, layers = extension.lower(), 0
             while not self.is_raw:
                 is_zipped, kind = name.endswith(".gz") and len(name) > 3, last_part(name)
-                function = known.get(name) or known.get(kind) or (None if is_zipped else known.get(field))
-                function = function or (known.get(ANY_IMAGE) if kind in IMAGE_TYPES else None)
+                names = [name, kind, "" if is_zipped else field, ANY_IMAGE if kind in IMAGE_TYPES else ""]
+                function = next((known[each] for each in names if each in known), None)
                 if function is not None or not is_zipped:
                     break
                 name, layers = name[:-3], layers + 1
-            step = self._steps[field, extension] = Step(function or bytes, layers)
+            step = self._steps[field, extension] = Step(bytes if function is None else function, layers)
         return step
 
     def __call__(

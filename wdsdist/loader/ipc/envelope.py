@@ -60,7 +60,8 @@ class _Pickler(pickle.Pickler):
         if kind is Ragged:
             return _ragged, (self._bulk(value.parts), self._bulk([value.offsets.numpy().view(np.uint8).data]))
         if kind is memoryview:
-            return memoryview, (self._bulk([value.cast("B") if value.contiguous else value.tobytes()]),)
+            content = value.cast("B") if value.c_contiguous else value.tobytes()
+            return _view, (self._bulk([content]), value.format, value.shape)
         if kind is torch.storage.TypedStorage:
             return _typed_storage, (value._untyped_storage, value.dtype)
         if kind is torch.UntypedStorage and value.device.type == "cpu":
@@ -92,6 +93,11 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tup
     if not len(buffer):
         return torch.empty(shape, dtype=dtype)
     return shaped(torch.frombuffer(buffer, dtype=dtype), shape, stride)
+
+
+def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> Any:
+    content: Any = memoryview(buffer).cast("B")
+    return content.cast(form, shape) if len(shape) > 1 else content.cast(form)
 
 
 def _ragged(content: Any, bounds: Any) -> Ragged:

@@ -18,7 +18,7 @@ import torch
 from torch._utils import KeyErrorMessage
 
 from wdsdist import errors
-from wdsdist.errors import WdsdistError
+from wdsdist.errors import WdsdistError, causes
 
 _LIBRARIES = (
     *(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, errors)),
@@ -40,16 +40,14 @@ class WorkerFailure:
         self._type = next(kind for kind in type(error).__mro__ if _pickles(kind))
         origin = f"in data loading worker {worker}, pid {os.getpid()}"
         # The error and its causes, the first one first, with the frames from the user's code on.
-        causes: list[BaseException] = [error]
-        while causes[0].__cause__ is not None:
-            causes.insert(0, causes[0].__cause__)
-        stacks = (traceback.extract_tb(cause.__traceback__) for cause in causes)
+        chain = [*causes(error)][::-1]
+        stacks = (traceback.extract_tb(cause.__traceback__) for cause in chain)
         frames = [each for stack in stacks for each in dropwhile(lambda f: f.filename.startswith(_LIBRARIES), stack)]
         if isinstance(error, WdsdistError) and not frames:
             self._message = f"{error} ({origin})"
             return
         lines = traceback.format_list(frames or traceback.extract_tb(error.__traceback__))
-        lines += [line for cause in causes for line in traceback.format_exception_only(cause)]
+        lines += [line for cause in chain for line in traceback.format_exception_only(cause)]
         self._message = f"{origin}:\n" + "".join(lines).rstrip()
 
     def reraise(self) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type:
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.files import open_files_remedy
-from wdsdist.errors import SharedMemoryError, StorageError
+from wdsdist.errors import SharedMemoryError, StateError, StorageError
 from wdsdist.storage.waiting import LongWait
 
 _log = logging.getLogger("wdsdist")
@@ -53,7 +54,7 @@ class _ShutdownEvent:
             worker.join(max(0.0, end - time.monotonic()))
         for worker in self._workers:
             if worker.is_alive():
-                worker.terminate()
+                worker.kill()  # which ends one that is stopped too, and runs no handler of the training script
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
@@ -65,8 +66,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     _shutdown = True  # until torch has made what it shuts down
 
+    _process = 0
+    """The process that started the workers: a fork of it that ended them would take them from it."""
+
     def __init__(self, loader: DataLoader[Any], rank: int) -> None:
-        self._of_rank = rank  # torch has a `_rank` of its own
+        self._of_rank, self._process = rank, os.getpid()  # torch has a `_rank` of its own
         loader.check_worker_number_rationality()
         try:
             super().__init__(loader)
@@ -90,6 +94,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._wait = LongWait()
+        if self._process != os.getpid():  # the process that has forked this one would miss the message
+            raise StateError("workers send their batches to the process that started them: iterate the loader again")
         return super()._next_data()  # type: ignore[no-untyped-call]
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
@@ -104,19 +110,27 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return answer
 
     def has_lost_workers(self) -> bool:
-        """Return whether one of the workers has died."""
-        return not all(worker.is_alive() for worker in self._workers)
+        """Return whether one of the workers has died, or all belong to another process."""
+        return self._process != os.getpid() or not all(worker.is_alive() for worker in self._workers)
 
     def end(self) -> None:
         """End the workers now."""
-        if self.has_lost_workers():
+        if self._process == os.getpid() and self.has_lost_workers():
             self._kill()  # the others may wait for a lock that is lost
         self._shutdown_workers()
 
-    def _kill(self) -> None:
-        # Not all attributes need to exist yet.
-        if getattr(self, "_worker_pids_set", False):  # torch's handler must not see them die
+    def _shutdown_workers(self) -> None:
+        if os is not None and self._process == os.getpid():  # modules are gone at the very end of a program
+            self._forget()
+            super()._shutdown_workers()
+
+    def _forget(self) -> None:
+        """Let torch's handler, which raises for each worker that was killed, no longer look for these."""
+        if getattr(self, "_worker_pids_set", False):
             _remove_worker_pids(id(self))
             self._worker_pids_set = False
-        for worker in getattr(self, "_workers", ()):
+
+    def _kill(self) -> None:
+        self._forget()
+        for worker in getattr(self, "_workers", ()):  # not all attributes need to exist yet
             worker.kill()

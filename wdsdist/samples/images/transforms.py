@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wdsdist._util.npy_header import NPY_MAGIC, NPY_PREFIX, npy_header_length, npy_layout
+from wdsdist._util.npy_header import NPY_MAGIC, npy_header
 from wdsdist._util.validation import as_number, check_integer, check_number
 from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.decode import MAX_PIXELS, EncodedImage, Pixels, check_max_pixels, check_size, opencv
@@ -221,8 +221,7 @@ def image_of(data: Any, max_pixels: int = MAX_PIXELS) -> EncodedImage | Stored:
 
 def _within_npy(data: bytes | memoryview, max_pixels: int) -> Pixels:
     """Return the pixels in a ``.npy`` file, as a view of it."""
-    start = npy_header_length(bytes(data[:NPY_PREFIX]))
-    layout = npy_layout(bytes(data[:start])) if start <= len(data) else None
+    start, layout = npy_header(data)
     if layout is None or layout.num_bytes != len(data) - start:
         raise SampleError(f"a .npy file of {len(data):,} bytes has another length than its header says")
     shape = layout.shape
