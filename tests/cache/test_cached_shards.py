@@ -116,7 +116,7 @@ def test_a_bit_that_flips_in_a_copy_is_found_at_the_next_read(web: Web, shards: 
     again = Shards(remote, shards.options.folder)
     assert is_right(again, 1)
     assert again.source.counters().retries == 1
-    assert 0 < tar_bytes(web) <= SIZE + 2 * CHUNK
+    assert 0 < tar_bytes(web) <= SAMPLES * (SIZE + 2 * CHUNK)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -175,6 +175,28 @@ def test_wrong_bytes_are_fetched_again_and_then_an_error_names_shard_and_member(
             assert bytes(shards.source.open({2: of(3)})[2].member(3, 0)) == member(43)
             assert shards.source.counters().retries == times
         assert bytes(kept) == member(41)  # a view of a copy that was cut would kill the process
+
+
+def test_a_member_that_is_fetched_again_leaves_its_neighbour_as_it_was_verified(tmp_path: Path) -> None:
+    tar = plain_tar([("0.bin", b"Y" * 6000), ("1.bin", b"X" * 300_000)])
+    (tmp_path / "0.tar").write_bytes(tar)
+    wdsdist.index(tmp_path)
+    wrong = list[int]()  # bytes of the shard that the next answers change, and then one that both members share
+
+    def answer(request: Asked) -> Answer:
+        status, headers, body = ranged(tmp_path, request, is_wrong=False)
+        first = int(headers["Content-Range"][6:].partition("-")[0])
+        changed = bytearray(body)
+        if request.path.endswith(".tar") and wrong:
+            changed[wrong.pop(0) - first] ^= 1
+        return status, headers, bytes(changed)
+
+    with answering(answer) as (url, _):
+        shards = Shards(Manifest.of(url, wdsdist.open(tmp_path).shards), tmp_path / "cache")
+        kept = shards.shard(0).member(0, 0)
+        wrong += [200_000, 5000]
+        for found in (shards.shard(0).member(1, 0), shards.shard(0).member(0, 0), kept):
+            assert bytes(found) in (b"X" * 300_000, b"Y" * 6000)
 
 
 def test_never_more_shards_are_counted_than_there_are(packed: Path, tmp_path: Path) -> None:
@@ -256,6 +278,20 @@ def test_a_data_set_that_was_uploaded_again_gets_new_copies(tmp_path: Path) -> N
         with served(folder) as web:
             shards = Shards(wdsdist.open(web.url), tmp_path / "cache")
             assert bytes(shards.shard(0).member(0, 0)) == content
+
+
+def test_a_tar_of_which_headers_alone_were_indexed_gets_a_new_copy_if_its_store_has_another(tmp_path: Path) -> None:
+    def answer(request: Asked) -> Answer:
+        status, headers, body = ranged(tmp_path, request, is_wrong=False)
+        return status, headers | {"ETag": str(hash(large))}, body
+
+    with answering(answer) as (url, _):
+        for large in (b"old!" * (3 << 20), b"new!" * (3 << 20)):
+            (tmp_path / "0.tar").write_bytes(plain_tar([("a.bin", large)]))
+            data = wdsdist.index(f"{url}/0.tar", output=tmp_path / "index")
+            assert data.shard(0).sha256 == ""
+            shards = Shards(data, tmp_path / "cache")
+            assert bytes(shards.shard(0).member(0, 0)) == large
 
 
 @pytest.mark.parametrize("what", ["index", "chunks"])

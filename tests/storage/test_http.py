@@ -171,6 +171,28 @@ def test_a_body_that_is_not_what_was_asked_for_is_an_error_and_takes_no_memory(c
     assert set(got) <= {4}
 
 
+def test_a_part_of_a_range_is_a_step_and_the_rest_is_asked_for() -> None:
+    def answer(request: Asked) -> Answer:
+        first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+        last = min(last, first + 2)
+        return 206, {"Content-Range": f"bytes {first}-{last}/8"}, b"contents"[first : last + 1]
+
+    got = bytearray(8)
+    with answering(answer) as (url, asked):
+        read_ranges(
+            f"{url}/a.tar", [(1, 8)], lambda at, piece: got.__setitem__(slice(at, at + len(piece)), piece), size=8
+        )
+        assert bytes(got) == b"\0ontents"
+        assert len(asked) == 3
+
+
+@pytest.mark.parametrize("date", ["Fri, 31 Dec 99999 23:59:59 GMT", "9" * 5000, "soon"])
+def test_a_wait_that_cannot_be_read_is_like_none(date: str) -> None:
+    answers = [(200, {}, b"content"), (503, {"Retry-After": date}, b"")]
+    with answering(lambda _: answers.pop()) as (url, _):
+        assert storage.read(f"{url}/a.tar") == b"content"
+
+
 SIZES: list[tuple[Answer, storage.Entry]] = [
     ((206, {"Content-Range": "bytes 0-0/7", "ETag": '"x"'}, b"c"), storage.Entry("a.tar", 7, '"x"')),
     ((206, {"Content-Range": "bytes 0-0/*"}, b"c"), storage.Entry("a.tar", -1, "")),  # not the size of the byte

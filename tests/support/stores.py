@@ -87,12 +87,16 @@ def used(folder: Path) -> int:
 
 
 def strange_copies(folder: Path, stored: Path) -> list[str]:
-    """Return the copies in a cache folder of which a member that is there has other bytes than the shard has."""
+    """Return the copies in a cache folder of which a member that is there has other bytes than the shard has.
+
+    A copy without its index was given up by a process that found it wrong while another one used it.
+    """
     strange = []
     for path in folder.glob("*/*.tar"):
         with contextlib.suppress(FileNotFoundError, ValueError), LockableFile(path, writable=True) as file:
             if not file.lock(alone=False):
                 continue
+            shard_index.load(shard_index.beside(path))
             index = shard_index.load(stored / f"{path.name.rpartition('-')[0]}.tar.wdsindex")
             copy = OpenCopy(file, None, index)  # type: ignore[arg-type]
             there = [

@@ -198,17 +198,14 @@ class CachedShards:
                 damage = checksums.damage(self._open[number].index, int(bad[0]), self.shard(number).shown)
                 raise ShardDamagedError(f"{damage} {deadline.spent(attempt)}")
             self.cache.count(retries=1)
-            for number, bad in wrong.items():
-                shard = self._open[number]
-                if attempt == 1 and not self.shard(number).is_compressed:
-                    shard.copy.map[chunks_of_members(shard.index, bad)] = 0
-                else:
-                    shard.release()
-                    if not shard.copy.is_private:
-                        beside(self.cache.path(shard.copy.shard)).unlink(missing_ok=True)
-                        self.cache.catalog.remove(shard.copy.shard.key)  # but a copy of which views are left stays
-                    shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
-                    left[number] = members[number]
+            for number in wrong:
+                shard = self._open[number]  # its chunks are not fetched in place: some hold verified members as well
+                shard.release()
+                if not shard.copy.is_private:
+                    beside(self.cache.path(shard.copy.shard)).unlink(missing_ok=True)
+                    self.cache.catalog.remove(shard.copy.shard.key)  # but a copy of which views are left stays
+                shard.replace(self.cache.open(self.shard(number), self.cache.deadline()))
+                left[number] = members[number]
 
     def fetch_ranges(self, number: int, offsets: Int64s, lengths: Int64s) -> None:
         """Fetch ranges of an open shard, unless they are there; they are not verified."""

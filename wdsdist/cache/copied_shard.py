@@ -31,9 +31,9 @@ class CopiedShard:
         folder, name = storage.split(self.location)
         self.source = storage.shown(folder)
         """The folder or URL of the shard, without credentials."""
-        version = (
-            f"{name} {listed.size} {listed.sha256} {part.whole.counts[position]} {part.whole.extra.get('key_rule')}"
-        )
+        notes = part.whole.extra
+        content = listed.sha256 or notes.get("stamps", "")
+        version = f"{name} {listed.size} {content} {part.whole.counts[position]} {notes.get('key_rule')}"
         if not self.is_remote:
             version += f" {storage.stat(self.location).stamp}"
         identity = digest(version)[:8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 from collections import Counter
@@ -111,7 +112,8 @@ def index(
     known = _known(origin, locations, options)
     index_tar = functools.partial(_index_tar, target=target, skip=on_error == "skip", key=key, options=options)
     with pool(workers, len(locations), remote=any(map(storage.is_remote, locations))) as executor:
-        sizes = [entry.size for entry in executor.map(functools.partial(storage.stat, options=options), locations)]
+        entries = [*executor.map(functools.partial(storage.stat, options=options), locations)]
+        sizes = [entry.size for entry in entries]
         futures = {executor.submit(index_tar, *job): n for n, job in enumerate(zip(locations, sizes, strict=True))}
         indexed = dict(reported(futures, sizes, lambda result: result[0].num_samples if result[0] else 0, progress))
     pairs = [(shard, index) for n, shard in enumerate(names) if (index := indexed[n][0]) is not None]
@@ -122,6 +124,8 @@ def index(
             f"no sample for {storage.shown(target)} is left: {left_out[0]['reason']}: fetch the tars again"
         )
     notes = _notes([index for _, index in pairs], key)
+    if any(not index.file.sha256 for _, index in pairs):  # tars of which headers alone were read
+        notes["stamps"] = hashlib.sha256("\n".join(entry.stamp for entry in entries).encode()).hexdigest()[:16]
     if left_out:
         notes |= {"left_out": len(left_out), "on_error": on_error}
     manifest = Manifest.of(

@@ -115,18 +115,20 @@ def _opened(
     (location,) = locations
     refusal: NotFoundError | StorageError | None = None
     if storage.is_remote(location) and "?" in location:  # signed for one file, such as a view
-        refusal = NotFoundError(f"{storage.shown(location)} is not a view: name an index.json or a tar")
+        refusal = NotFoundError(f"{storage.shown(location)} is not a view: name an index.json or a tar, or sign again")
     else:
         try:
             return load(storage.join(location, index_json.FILE_NAME), storage_options)
         except NotFoundError:
             pass
         except StorageError as error:  # a bucket that lists nothing refuses objects that do not exist, as below a view
+            if error.kind in storage.PASSING:
+                raise
             refusal = error
     from wdsdist.shards import interop, view_file
 
     options = storage.named(storage_options, [location])
-    if view_file.is_view(location, options):
+    if view_file.is_view(location, options, deadline):
 
         def open_index(path: str) -> Manifest:
             return load(path, storage.named(storage_options, [location, path]) if allow_elsewhere else options)

@@ -171,11 +171,13 @@ def count_differing(path: str, other: str) -> int:
     return int(np.abs(times[0] - times[1]).sum())
 
 
-def is_view(location: str, options: storage.StorageOptions) -> bool:
-    """Return whether there is a view file at a path or URL."""
+def is_view(location: str, options: storage.StorageOptions, deadline: storage.Deadline | None = None) -> bool:
+    """Return whether there is a view file at a path or URL. Raises `StorageError` if the store does not say."""
     try:
-        return storage.read(location, options, stop=len(FORMAT.magic)) == FORMAT.magic
-    except OSError:
+        return storage.read(location, options, stop=len(FORMAT.magic), deadline=deadline) == FORMAT.magic
+    except OSError as error:
+        if getattr(error, "kind", "") in storage.PASSING:
+            raise
         return False
 
 

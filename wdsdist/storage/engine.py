@@ -33,6 +33,8 @@ _IDLE = 5.0
 """Seconds that a thread without work waits for more."""
 _ATTEMPTS_AHEAD = 4
 """Attempts at what is fetched ahead; then its thread is free for other requests, and its chunks for a batch."""
+_MOST_PARTS = 1 << 16
+"""Requests that one file is fetched by, whatever size a server states."""
 _FLOWS = 1 << 20
 """Bytes between two warnings of a download that makes progress, which needs none; nor does an upload without error."""
 _LEAST = 1.0
@@ -274,7 +276,7 @@ def fetch(
     """
     total = stat(location, options, deadline=deadline).size if size is None else size
     size = None if total < 0 else total
-    count = max(1, -(-total // policy.part_bytes))
+    count = min(max(1, -(-total // policy.part_bytes)), _MOST_PARTS)
     parts: list[Range] = [(total * part // count, total * (part + 1) // count) for part in range(count)]
     ways: list[list[Range]] = [[(0, None)]] if size is None else [parts, [(0, size)]]  # for a server without ranges
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

@@ -205,7 +205,7 @@ def _retry_after(headers: Any) -> float | None:
     """Return the seconds that a store asks to wait for, by their number or by a date."""
     import urllib3
 
-    with contextlib.suppress(AttributeError, TypeError, urllib3.exceptions.InvalidHeader):
+    with contextlib.suppress(AttributeError, TypeError, ValueError, urllib3.exceptions.InvalidHeader):
         value = headers.get("Retry-After") or headers.get("retry-after")
         return float(urllib3.Retry().parse_retry_after(value))
     return None

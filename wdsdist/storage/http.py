@@ -92,6 +92,8 @@ class HttpStore:
                 received = _receive(answer, start, length, sink, timeout)
                 if length in (None, received):
                     return
+                if given.startswith(f"bytes {start}-{start + received - 1}/"):  # a server may send a part of a range
+                    raise ConnectionAbortedError(f"{received:,} bytes came of {length:,}")
                 problem = f"{received:,} bytes where there should be {length:,}"
         raise Failure("length", f"{shown(path)} cannot be read: {problem}")
 

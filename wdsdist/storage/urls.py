@@ -48,7 +48,7 @@ def scheme(location: str) -> str:
 
 def is_read_only(location: str) -> bool:
     """Return whether a location is on the web, which is read only."""
-    return location.startswith(("http://", "https://"))
+    return scheme(location) in ("http", "https")
 
 
 def normalise(location: str | os.PathLike[str]) -> str:
