@@ -72,6 +72,18 @@ def seen(loader: Any) -> list[list[tuple[str, str, int, int]]]:
     ]
 
 
+def test_arrays_of_each_data_set_have_the_type_that_its_index_notes(tmp_path: Path) -> None:
+    types = {"a": np.uint16, "b": np.int64, "c": np.uint16}
+    for name, dtype in types.items():
+        wdsdist.pack([{"ids": np.arange(5, dtype=dtype)}] * 6, tmp_path / name)
+    data = wdsdist.concat({name: tmp_path / name for name in types}, decode=True)
+    assert {(sample["__dataset__"], sample["ids"].dtype.name) for sample in data} == {
+        (name, np.dtype(dtype).name) for name, dtype in types.items()
+    }
+    alike = wdsdist.mix({tmp_path / "a": 1, tmp_path / "c": 1}, decode=True)
+    assert all(batch["ids"].tolist() == [[*range(5)]] * 4 for batch in StreamingDataLoader(alike, 4, num_workers=0))
+
+
 def check(batches: list[list[tuple[str, str, int, int]]]) -> None:
     for batch in batches:
         assert Counter(name for name, *_ in batch) == {"photos": 6, "drawings": 2}

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
+from wdsdist._util import warn_once
 from wdsdist._util.array_types import Int64s, distinct
 from wdsdist._util.host import shard_cache_dir
 from wdsdist.cache import chunk_file, folder
@@ -238,7 +239,6 @@ class ChunkCache:
 
     def _unpack(self, shard: CopiedShard, index: ShardIndex, file: LockableFile, deadline: storage.Deadline) -> None:
         """Unpack a compressed shard into the file of its copy; a remote one is fetched into a file without a name."""
-        from wdsdist._util import warn_once
         from wdsdist.storage import compression
 
         warn_once.warn(f"some shards are compressed: each is decompressed once on this node, into {self.root}")
@@ -270,7 +270,7 @@ class ChunkCache:
         running, without_room = [], []
         with contextlib.ExitStack() as stack:
             for copy, chunks in wanted:
-                shard, is_whole = copy.shard, copy.shard.location in self._without_ranges
+                shard, is_whole = copy.shard, copy.shard.source in self._without_ranges
                 if is_whole:
                     chunks = np.arange(copy.num_chunks)
                 elif copy in along:
@@ -300,7 +300,8 @@ class ChunkCache:
                         raise ShardDamagedError(f"{error}: upload it again") from error
                     if error.kind != "ranges":
                         raise
-                    self._without_ranges.add(shard.location)
+                    warn_once.warn(f"{shard.source} sends whole files only: so each shard is fetched whole")
+                    self._without_ranges.add(shard.source)
         return len(running), without_room
 
     def _write(self, claim: Claim, offset: int, data: memoryview) -> None:

@@ -150,16 +150,22 @@ class StreamingDataset(IterableDataset[Any]):
         folder = None if cache_dir is None else check_path("cache_dir", cache_dir)
         timeout = kwargs.get("download_timeout")
         self.cache = CacheOptions(folder, limit, *([timeout] if timeout else []))
-        decoder = Decoder(decode, self.manifest.extra.get("arrays"))
+        policy = BadSamplePolicy.of(on_error, quarantine, error_budget)
         chosen = Fields(fields, raw_images=self.manifest.has_raw_images)
+        by_arrays = dict[str, SampleSpec]()  # data sets may have arrays of different types under one name
+        specs, first = dict[int, SampleSpec](), 0
+        for part in self.manifest.data_sets:
+            arrays = part.extra.get("arrays")
+            spec = SampleSpec(chosen, Decoder(decode, arrays), transform, policy)
+            specs[first] = by_arrays.setdefault(repr(arrays), spec)
+            first += len(part.counts)
         noted = [part.extra.get("fields") for part in self.manifest.data_sets]
         if all(noted):  # every index.json lists the extensions of its samples
             known = {str(name).lower() for names in noted for name in names or ()}
             chosen.check_extensions(known)
-            decoder.check_extensions(known, chosen.names)
-        spec = SampleSpec(chosen, decoder, transform, BadSamplePolicy.of(on_error, quarantine, error_budget))
-        self.sample_reader = SampleReader(open_source(self.manifest, self.cache), {0: spec}, seed)
-        self.error_budget = spec.policy.budget
+            spec.decoder.check_extensions(known, chosen.names)
+        self.sample_reader = SampleReader(open_source(self.manifest, self.cache), specs, seed)
+        self.error_budget = policy.budget
         self.chosen_epoch = ChosenEpoch()
         self.replica = Replica(rank, num_replicas)
         self._readers: list[SampleReader] = []

@@ -103,7 +103,9 @@ def index(
     is_folder = len(spelled) == 1 and not is_tar(storage.split(spelled[0])[1])
     locations = tars_in(spelled[0], options) if is_folder else spelled
     if not locations:
-        raise NotFoundError(f"{storage.shown(spelled[0])} holds no .tar files")
+        web = ": the web lists no folder, so name tars, as in {0000..0099}.tar"
+        advice = web if storage.is_read_only(spelled[0]) else ", or does not exist"
+        raise NotFoundError(f"{storage.shown(spelled[0])} holds no .tar files{advice}")
     if is_folder and name is None:
         advice = f"`wdsdist index {storage.shown(spelled[0])} --splits` makes one each"
         warn_of_splits(spelled[0], _names(locations), options, advice)

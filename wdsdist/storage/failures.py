@@ -159,7 +159,8 @@ def failure_of(error: Exception, location: str, verb: str = "read") -> Failure:
     elif kind is None and any(getattr(cause, "errno", None) == socket.EAI_NONAME for cause in causes):
         kind, advice = "unreachable", "no such host: check the URL"
     elif kind is None and is_any(ConnectionRefusedError):
-        kind, advice = "unreachable", "nothing answers at this address: check the URL"
+        what = "HTTPS_PROXY and HTTP_PROXY" if "ProxyError" in names else "the URL"
+        kind, advice = "unreachable", f"nothing answers at this address: check {what}"
     elif kind is None:
         kind = "invalid" if isinstance(error, _MISTAKES) or names & _LASTING else "broken"
     waits = [_retry_after(headers) for *_, headers in answers if headers]
