@@ -6,6 +6,7 @@ Progress is a bar on a terminal, and a line now and then elsewhere; both go to s
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import time
@@ -84,13 +85,7 @@ def meter(what: str, *, quiet: bool = False) -> Iterator[Callable[[ShardsProgres
     if quiet:
         yield lambda state: None
         return
-    is_drawn = False
-    if sys.stderr.isatty():
-        import curses
-
-        with contextlib.suppress(curses.error):
-            curses.setupterm(fd=2)
-            is_drawn = bool(curses.tigetstr("el"))  # it can erase a line
+    is_drawn = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"  # a line can be erased
     printed, line = time.monotonic(), ""
     first: tuple[float, ShardsProgress] | None = None
 

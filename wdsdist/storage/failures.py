@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import re
 import socket
 import ssl
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from wdsdist.errors import NotFoundError, StorageError
 from wdsdist.storage import PASSING
 from wdsdist.storage.urls import scheme, scrubbed, shown, store_of
-from wdsdist.storage.waiting import Deadline, policy
+from wdsdist.storage.waiting import Deadline, jitter, policy
 
 Kind = Literal["absent", "denied", "invalid", "ranges", "length", "expired", "timeout", "unreachable", "broken", "busy"]
 """Why a request failed.
@@ -47,7 +46,6 @@ _LASTING = {"PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsErr
 """Errors of botocore and google that stay: of credentials, options and names of buckets."""
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 """Codes of S3, with status 400 or 403, for credentials that were good: a new client reads those in their place."""
-_jitter = random.SystemRandom()  # the program may have seeded the other
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
 _LONGEST_CAUSE = 2000
 """Letters of the message of a back end that an error repeats: a server may answer with anything."""
@@ -100,7 +98,7 @@ class Attempts:
             soon = Deadline(_MOST_SECONDS_UNREACHABLE, began=self._deadline.began)
             limit = min(limit, soon, key=lambda each: each.end)
         most = min(policy.first_pause * 2 ** min(self.failures - 1, 10), policy.longest_pause)
-        pause = (failure.retry_after or 0.0) + _jitter.uniform(0, most)
+        pause = (failure.retry_after or 0.0) + jitter.uniform(0, most)
         is_over = pause >= limit.left()
         self._is_late = is_over and limit is self._deadline
         return None if is_over else pause

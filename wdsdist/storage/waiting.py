@@ -12,7 +12,7 @@ from wdsdist._util.validation import counted
 from wdsdist.storage.urls import shown
 
 _log = logging.getLogger("wdsdist")
-_jitter = random.SystemRandom()  # the program may have seeded the other
+jitter = random.SystemRandom()  # the program may have seeded the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,5 +120,5 @@ def pauses(deadline: float) -> Iterator[None]:
         if left <= 0:
             return
         # Without jitter, processes in step would let the same one win each time.
-        time.sleep(min(left, pause * _jitter.uniform(0.7, 1.3)))
+        time.sleep(min(left, pause * jitter.uniform(0.7, 1.3)))
         pause = min(1.5 * pause, 0.005)
