@@ -24,11 +24,14 @@ def test_a_later_write_removes_leftovers_of_a_killed_process_after_a_day(tmp_pat
     with atomic_write(tmp_path / "another"):
         pass
     assert left.exists()
-    os.utime(left, (time.time() - 25 * 3600,) * 2)
+    mine = tmp_path / ".tmp-thesis.docx"
+    mine.write_text("a file of the user")
+    for path in (left, mine):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
     files._remove_left.cache_clear()
     with atomic_write(tmp_path / "another"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["another"]
+    assert {path.name for path in tmp_path.iterdir()} == {"another", mine.name}
 
 
 def test_an_error_leaves_the_file_as_it_was_and_nothing_else(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_an_export_does_not_write_through_links(world: World, format: str, name:
     "name",
     [
         "index.json", ".wdsdist-pack.json", ".wdsdist-pack.lock", "shard-000000.tar", "shard-000000.tar.wdsindex",
-        "pack-report.jsonl", ".tmp-abcdefgh-shard-000000.tar",
+        "pack-report.jsonl", ".tmp-0123456789abcdef-shard-000000.tar",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -166,7 +166,7 @@ def test_packing_does_not_write_through_links(world: World, name: str, overwrite
 
 def test_packing_does_not_empty_a_folder_behind_a_link(world: World) -> None:
     world.out.mkdir()
-    (world.out / ".tmp-abcdefgh-source").symlink_to(world.home)
+    (world.out / ".tmp-0123456789abcdef-source").symlink_to(world.home)
     wdsdist.pack([{"txt": "a"}], world.out)
     world.check()
 

@@ -116,7 +116,7 @@ class TestOverwrite:
 
     def test_it_removes_only_what_was_packed(self, source: Path, tmp_path: Path) -> None:
         pack(source, tmp_path / "dest", shard_samples=3)
-        strange = {"notes.txt", "mine.tar", "shard-000099.tar", "mine.tar.wdsindex", ".tmp-of-mine"}
+        strange = {"notes.txt", "mine.tar", "shard-000099.tar", "mine.tar.wdsindex", ".tmp-my-index.json"}
         for name in strange:
             (tmp_path / "dest" / name).write_text("precious")
         manifest = pack(source, tmp_path / "dest", shard_samples=30, overwrite=True)

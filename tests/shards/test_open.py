@@ -13,7 +13,6 @@ import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar, write_shard
-from wdsdist._util.files import TEMPORARY
 from wdsdist.errors import DestinationError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 from wdsdist.shards.manifest import Manifest
@@ -47,7 +46,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     closed: set[Path] = set()
 
     def opened(path: Any, *how: Any, **more: Any) -> int:
-        if isinstance(path, Path) and path.parent in closed and path.name.startswith(TEMPORARY):
+        if isinstance(path, Path) and path.parent in closed and path.name.startswith(".tmp-"):
             raise PermissionError(13, "Permission denied", str(path))
         return make(path, *how, **more)
 

@@ -85,11 +85,16 @@ def writing(what: object, remedy: str = "") -> Iterator[None]:
         raise DestinationError(f"{what} cannot be written: {error.strerror or error}{remedy}") from error
 
 
-TEMPORARY = ".tmp-"
-"""Prefix of temporary files; the final name follows after a dash."""
+TEMPORARY = f".tmp-{'[0-9a-f]' * 16}-*"
+"""The pattern of the names that `temporary` gives; what follows the second dash is the final name."""
 
 _LEFT_AFTER = 24 * 3600
 """Seconds after which a temporary file counts as left by a process that was killed."""
+
+
+def temporary(path: Path) -> Path:
+    """Return a path beside another one, for what is to have that name once it is complete."""
+    return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")
 
 
 @contextlib.contextmanager
@@ -100,24 +105,24 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     exist; a later write there removes it after a day. ``mode`` is the permissions, less the umask.
     """
     _remove_left(path.parent)
-    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name}")
+    unfinished = temporary(path)
     # The system takes the umask off the mode of a new file: to ask for the umask needs /proc, or changes it.
-    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    handle = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+        unfinished.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 
 @functools.cache  # once for each folder: there may be many files
 def _remove_left(folder: Path) -> None:
     """Remove the temporary files in a folder that are older than a day."""
-    for path in folder.glob(f"{TEMPORARY}*"):
+    for path in folder.glob(TEMPORARY):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _LEFT_AFTER:
                 path.unlink()

@@ -254,7 +254,7 @@ def test_a_compressed_tar_that_is_cut_is_an_error_and_leaves_nothing(tmp_path: P
 
 def test_what_a_killed_run_unpacked_is_removed_by_the_next(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar.gz", gzip.compress(plain_tar(FILES.items())))
-    left = tmp_path / "out" / ".tmp-abc_123-source"
+    left = tmp_path / "out" / ".tmp-0123456789abcdef-source"
     left.mkdir(parents=True)
     write(left / "unpacked.tar", b"half of it")
     assert pack(path, tmp_path / "out", workers=1).num_samples == 3

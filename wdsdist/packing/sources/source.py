@@ -9,7 +9,6 @@ import functools
 import hashlib
 import os
 import shutil
-import tempfile
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,14 +20,15 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import TEMPORARY
+from wdsdist._util.files import temporary
+from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
 from wdsdist.packing.members import LeftOut, Sample
 from wdsdist.packing.sources.listing import shown
 
 SCRATCH_NAME = "source"
-"""What the names of temporary folders end with, as `_util.files.TEMPORARY` says."""
+"""The name of temporary folders, as `_util.files.temporary` takes it."""
 
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
@@ -184,9 +184,8 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
     """
 
     def load() -> Contents:
-        if scratch is not None:
-            scratch.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, suffix=f"-{SCRATCH_NAME}", dir=scratch))
+        folder = temporary((scratch or temporary_dir()) / SCRATCH_NAME)
+        folder.mkdir(0o700, parents=True)
         try:
             contents = make(folder).contents
         except BaseException:
