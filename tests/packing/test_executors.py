@@ -6,12 +6,15 @@ import itertools
 import os
 import sys
 import threading
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support import made
@@ -88,25 +91,46 @@ def test_what_a_worker_does_not_see_is_named(
     assert not (tmp_path / "dest" / "index.json").exists()
 
 
-def test_an_error_cancels_what_has_not_begun(source: Path, tmp_path: Path) -> None:
+def test_an_error_cancels_what_has_not_begun_and_waits_for_the_rest(source: Path, tmp_path: Path) -> None:
     given_up = threading.Event()
-    calls = itertools.count()
+    both, calls = threading.Barrier(2), itertools.count()
 
     def fail(*_: object) -> None:
-        if next(calls):
+        if (number := next(calls)) < 2:
+            both.wait(30)
+        if number:
             given_up.wait(30)
+            time.sleep(0.2)
         raise SourceError("stop")
 
     class Failing(Recording):
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-            return super().submit(fail)
+            future = super().submit(fail)
+            future.add_done_callback(lambda done: given_up.set() if done.cancelled() else None)
+            return future
 
-    with Failing(1) as executor:
+    with Failing(2) as executor:
         with pytest.raises(SourceError, match="stop"):
             pack(source, tmp_path / "dest", shard_samples=1, workers=8, executor=executor)
-        given_up.set()
+        assert all(future.done() for future in executor.futures)
     assert any(future.cancelled() for future in executor.futures)
     assert len(executor.futures) <= 17
+
+
+def test_an_error_of_the_executor_is_not_blamed_on_the_destination(source: Path, tmp_path: Path) -> None:
+    def time_out(*_: object) -> None:
+        raise OSError("no scheduler")
+
+    with Recording(1, time_out) as executor, pytest.raises(OSError, match=r"^no scheduler$"):
+        pack(source, tmp_path / "dest", executor=executor)
+
+
+def test_threads_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wdsdist.packing.tables.table._KEPT_BYTES", 1 << 20)  # so that it drops groups all the time
+    rows = pa.table({"bin": pa.array([bytes([n % 251]) * 10_000 for n in range(1000)], pa.binary())})
+    pq.write_table(rows, tmp_path / "t.parquet", row_group_size=20)
+    with ThreadPoolExecutor(8) as executor:
+        assert pack(tmp_path / "t.parquet", tmp_path / "dest", executor=executor, shard_samples=20).num_samples == 1000
 
 
 def test_no_more_shards_are_handed_out_than_keep_it_busy(source: Path, tmp_path: Path) -> None:
@@ -118,7 +142,7 @@ def test_no_more_shards_are_handed_out_than_keep_it_busy(source: Path, tmp_path:
 def test_a_broken_executor_is_an_error_that_says_what_to_do(source: Path, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1) as executor:
         executor.submit(os._exit, 1)
-        with pytest.raises(WdsdistError, match="run the same command again"):
+        with pytest.raises(WdsdistError, match="run the same again"):
             pack(source, tmp_path / "dest", executor=executor)
 
 

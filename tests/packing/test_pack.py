@@ -167,6 +167,11 @@ def test_an_option_of_no_type_that_it_can_have_is_refused(source: Path, tmp_path
     assert not (tmp_path / "dest").exists()
 
 
+def test_a_tilde_is_the_home_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert pack(source, "~/shards").base == str(tmp_path / "home/shards")
+
+
 @pytest.mark.parametrize("target", [".", "shards", "part0/shards"])
 def test_a_destination_inside_the_source_is_refused(source: Path, target: str) -> None:
     before = files_in(source)

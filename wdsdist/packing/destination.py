@@ -48,6 +48,7 @@ REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""
 
 _LOCK = ".wdsdist-pack.lock"
+_REMEDY = "; repair that or choose another folder"
 
 _log = logging.getLogger("wdsdist")
 
@@ -64,7 +65,8 @@ class Destination:
     def of(cls, dest: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Destination:
         """Return the destination that a caller names. Raises `ArgumentError` for the name of a tar."""
         check_path("dest", dest)
-        target = cls(storage.normalise(dest), storage.named(storage_options, [os.fspath(dest)]))
+        location = storage.normalise(os.path.expanduser(dest))  # noqa: PTH111 - a Path of a URL is another one
+        target = cls(location, storage.named(storage_options, [os.fspath(dest)]))
         if target.location.lower().endswith(".tar"):
             raise ArgumentError(f"dest is {target}: it must be a folder, without the name of a tar", argument="dest")
         return target
@@ -96,19 +98,17 @@ class Destination:
 
         Raises `DestinationError` if it cannot be written.
         """
-        if self.folder is not None:
-            with atomic_write(self.folder / name) as stream:
-                yield stream
-            return
         is_made = False
-        try:
-            with storage.upload(self.at(name), self.options) as stream:
-                yield stream
-                is_made = True
-        except StorageError as error:
-            if not is_made:  # of a source that is read meanwhile
-                raise
-            raise DestinationError(str(error)) from error
+        upload = storage.upload(self.at(name), self.options)
+        with files.writing(storage.shown(self.at(name)), _REMEDY):
+            try:
+                with upload if self.folder is None else atomic_write(self.folder / name) as stream:
+                    yield stream
+                    is_made = True
+            except StorageError as error:
+                if not is_made:  # of a source that is read meanwhile
+                    raise
+                raise DestinationError(str(error)) from error
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is not there is no error."""
@@ -127,19 +127,21 @@ def locked(target: Destination) -> Iterator[None]:
     """Make the folder and hold it for one packer; a second one waits until the first has finished.
 
     On a file system without locks nothing holds it, and a warning says so. Raises `DestinationError` for a folder that
-    cannot be made or written, and for any failure to write there under the lock.
+    cannot be made or locked.
     """
     folder = target.folder
     if folder is None:
         yield  # stores have no locks: whoever starts two packers for one URL is asked not to
         return
-    with files.writing(folder, "; repair that or choose another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        message = "another process is packing into %s: waiting for it"
-        with files.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True):
-            _tidy(folder)
-            yield
-            _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
+    with contextlib.ExitStack() as stack:
+        with files.writing(folder, _REMEDY):
+            folder.mkdir(parents=True, exist_ok=True)
+            message = "another process is packing into %s: waiting for it"
+            lock = files.locked(folder / _LOCK, on_wait=lambda: _log.warning(message, folder), optional=True)
+            stack.enter_context(lock)
+        _tidy(folder)
+        yield
+        _tidy(folder)  # a cluster goes on without a worker that was killed in the middle of a shard
 
 
 def _tidy(folder: Path) -> None:
@@ -150,7 +152,8 @@ def _tidy(folder: Path) -> None:
             # A link is left alone. NFS keeps what our source has open under another name, until the source removes it.
             shutil.rmtree(path, ignore_errors=True)
         elif shard_number(name) >= 0 or name in (manifests.FILE_NAME, PACK_RECORD, REPORT):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def save_report(target: Destination, left_out: Iterable[tuple[str | None, LeftOut]], known: Manifest | None) -> None:

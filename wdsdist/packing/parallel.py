@@ -7,7 +7,7 @@ import itertools
 import operator
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, wait
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -104,8 +104,8 @@ def write_planned(
     except BrokenExecutor as error:  # a borrowed one
         raise WdsdistError(DIED) from error
     finally:
-        for future in running:  # of a borrowed executor, which stays open
-            future.cancel()
+        # A borrowed executor stays open, and must write nothing more; ours has ended.
+        wait([future for future in running if not future.cancel()])
     return [done[number] for number in range(len(plan))]
 
 

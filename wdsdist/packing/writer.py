@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from wdsdist import storage
-from wdsdist._util.files import writing
 from wdsdist.errors import IndexFormatError, SourceError
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.members import (
@@ -85,17 +84,16 @@ def write_shard(
         SourceError: a file has changed or vanished since it was listed, or a sample cannot be stored.
         DestinationError: the destination cannot be written.
     """
-    with writing(storage.shown(target.at(name))):
-        with target.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
-            contents = ShardContents(root, on_error)
-            for batch in contents.batches(samples, BUFFER):
-                (_write_large if batch.stored > BUFFER else _write_batch)(out, contents, batch)
-            out.buffer()[: len(END)] = END
-            out.send(len(END))
-            index = replace(contents.index(size=out.position, sha256=out.finish()), stored=out.stored)
-        # The index comes second: a tar that has one is whole.
-        with target.create(name + shardindex.SUFFIX) as stream:
-            stream.write(shardindex.dumps(index))
+    with target.create(name) as stream, _TarOutput(stream.fileno(), compress) as out:
+        contents = ShardContents(root, on_error)
+        for batch in contents.batches(samples, BUFFER):
+            (_write_large if batch.stored > BUFFER else _write_batch)(out, contents, batch)
+        out.buffer()[: len(END)] = END
+        out.send(len(END))
+        index = replace(contents.index(size=out.position, sha256=out.finish()), stored=out.stored)
+    # The index comes second: a tar that has one is whole.
+    with target.create(name + shardindex.SUFFIX) as stream:
+        stream.write(shardindex.dumps(index))
     return WrittenShard.of(name, index)
 
 

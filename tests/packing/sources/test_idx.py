@@ -96,3 +96,9 @@ def test_a_compressed_file_that_expands_without_end(tmp_path: Path, limit_expans
     (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(bomb)
     with pytest.raises(SourceError, match=r"a compressed member of .* unpacks to over"):
         find(tmp_path / "x")
+
+
+def test_a_pipe_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x-images-idx3-ubyte")
+    with pytest.raises(SourceError, match="it is a pipe"):
+        find(tmp_path / "x")

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wdsdist._util.array_types import Int64s
+from wdsdist._util.files import mapped
 from wdsdist.errors import SampleError, SourceError
 from wdsdist.packing.members import Sample, Samples, sample_size
 from wdsdist.packing.options import Options
@@ -106,7 +107,7 @@ def _sets(folder: Path) -> dict[str, dict[str, Path]]:
 def _load(file: FileStamp) -> npt.NDArray[Any]:
     file.check()
     try:
-        content = Path(file.path).read_bytes()
+        content = bytes(mapped(Path(file.path)))
         if file.path.endswith(".gz"):
             content = compression.unzip(content, compression.most_expanded(len(content)))
     except (SampleError, EOFError, zlib.error, OSError) as error:

@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import tempfile
+import threading
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ _VALUES = 1_000_000
 _DATASET_ROWS = 4096
 _KEPT_BYTES = 256 << 20
 """Decoded groups of Parquet that a table keeps for `Table.take`."""
+_READING = threading.Lock()
+"""Held while a table reads and keeps a group: a lent executor may have threads."""
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _log = logging.getLogger("wdsdist")
 
@@ -166,20 +169,22 @@ class Table:
     def _read(self, group: int, names: list[str]) -> Any:
         """Return some columns of a group, with the types of the schema."""
         key = group, tuple(names)
-        if key not in self._kept:
-            pa, read, fields = pyarrow(), self._groups[group].read(names), [self.schema.field(name) for name in names]
-            columns = [
-                pa.nulls(len(read)) if pa.types.is_null(field.type) else read.column(field.name).cast(field.type)
-                for field in fields
-            ]
-            # A column in one chunk, whose rows are found fastest.
-            table = pa.Table.from_arrays(columns, schema=pa.schema(fields)).combine_chunks()
-            table.validate(full=True)  # offsets that point elsewhere would be followed out of the file
-            self._kept[key] = table
-            while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        with _READING:
+            if key not in self._kept:
+                pa, fields = pyarrow(), [self.schema.field(name) for name in names]
+                read, is_null = self._groups[group].read(names), pa.types.is_null
+                columns = [
+                    pa.nulls(len(read)) if is_null(field.type) else read.column(field.name).cast(field.type)
+                    for field in fields
+                ]
+                # A column in one chunk, whose rows are found fastest.
+                table = pa.Table.from_arrays(columns, schema=pa.schema(fields)).combine_chunks()
+                table.validate(full=True)  # offsets that point elsewhere would be followed out of the file
+                self._kept[key] = table
+                while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]
 
 
 class _DatasetTable(Table):
