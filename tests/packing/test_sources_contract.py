@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tarfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tests.support.packing import pack_shown, packed_members
 from tests.support.tars import plain_tar
 from tests.support.trees import unpack, zip_bytes
 from wdsdist.diagnostics.verify import verify
-from wdsdist.errors import SourceError
+from wdsdist.errors import ArgumentError, SourceError
 from wdsdist.packing import recognise
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.sources import find
@@ -89,6 +90,17 @@ def test_every_sample_is_packed_once_by_any_number_of_workers(kind: str, tmp_pat
     assert packed_members(tmp_path / "1") == FILES
     assert tars(tmp_path / "1") == tars(tmp_path / "2")
     assert verify(tmp_path / "1") == []
+
+
+@pytest.mark.parametrize("kind", ["folder of parquet", *sorted(SOURCES.keys() - {"python"})])
+def test_packing_into_the_folder_of_the_source_is_refused_or_works_again(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind.rpartition(" ")[2]](tmp_path / "source", FILES)
+    folder = source if source.is_dir() else source.parent
+    source, is_searched = folder if " " in kind else source, source.is_dir() or " " in kind
+    for _ in range(2):
+        for call in (recognise, wdsdist.pack):
+            with pytest.raises(ArgumentError, match="lies inside") if is_searched else contextlib.nullcontext():
+                call(source, folder / "packed")
 
 
 @each

@@ -113,7 +113,7 @@ def pack(
         for split, own in (splits_of(shards, Options(**given)) if splits else {"": {}}).items():
             if split:
                 say(f"split {split}:")
-            for line in recognise(shards, **given, **own).lines:
+            for line in recognise(shards, dest, **given, **own).lines:
                 say(line)
         return
     from wdsdist.distributed.identity import identity

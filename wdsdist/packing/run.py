@@ -191,12 +191,12 @@ def splits_of(source: str | os.PathLike[str], options: Options) -> dict[str, dic
     return {split: {"split": split, **shared} for split in splits}
 
 
-def recognise(source: Any, **options: Any) -> Recognised:
+def recognise(source: Any, dest: str | os.PathLike[str] | None = None, **options: Any) -> Recognised:
     """Return what `pack` takes a source for, without packing it; ``options`` are the options of `pack`.
 
     An iterable cannot be packed afterwards: its first samples have been taken.
 
-    Raises what `pack` raises for the source.
+    Raises what `pack` raises for the source, and for a ``dest`` inside it.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())
@@ -209,7 +209,11 @@ def recognise(source: Any, **options: Any) -> Recognised:
     folders: 1, such as a, are part of the keys
     skipped: 1 x hidden file or folder
     """
-    return Recognised.of(sources.find(source, Options(**options)))
+    checked = Options(**options)
+    listed = sources.find(source, checked)
+    if dest is not None:
+        _refuse(listed, Destination.of(dest, checked.storage_options), checked)
+    return Recognised.of(listed)
 
 
 def run(source: Any, dest: str | os.PathLike[str], options: Options, progress: Report = None) -> Manifest:
@@ -314,10 +318,8 @@ def _refuse(source: Source, target: Destination, options: Options) -> None:
             ) from error
     if target.folder is None:
         return
-    folder, root = target.folder.resolve(), Path(source.location).resolve()
-    # The next run would find the shards among the files to pack, and take them for another source.
-    is_below = source.kind == "folder" and (folder == root or root in folder.parents)
-    if is_below or folder in {Path(path).resolve() for path in source.folders}:
+    folder, root = target.folder.resolve(), Path(source.root or os.devnull).resolve()
+    if root in (folder, *folder.parents) or folder in {Path(path).resolve() for path in source.folders}:
         raise ArgumentError(
             f"dest {target} lies inside the source {source.location}: choose a folder outside it", argument="dest"
         )

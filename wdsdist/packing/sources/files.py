@@ -31,6 +31,7 @@ from wdsdist.packing.sources.source import Candidate, Contents, FileStamp, Sourc
 from wdsdist.packing.tables.table import NOTES, kind_of
 from wdsdist.shards.tar import FIRST_DOT, LAST_DOT
 from wdsdist.shards.tar.member_names import check_extensions, split_name, why_skipped
+from wdsdist.storage import is_remote
 
 HIDDEN = "hidden file or folder"
 CLUTTER_FOLDERS = frozenset(
@@ -241,7 +242,7 @@ class Files:
                 facts=facts,
             )
 
-        return Source(kind, label, state, load)
+        return Source(kind, label, state, load, root=label if kind == "folder" and not is_remote(label) else "")
 
 
 def _refuse_containers(label: str, listing: Listing) -> None:

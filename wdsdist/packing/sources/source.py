@@ -104,6 +104,8 @@ class Source:
     """Called once. Temporary files may go with what it returns."""
     folders: frozenset[str] = frozenset()
     """Where the source's shards lie; the files that are read may be copies."""
+    root: str = ""
+    """The local folder that is searched for files: the next run would find what is written there, or below it."""
 
     @functools.cached_property
     def contents(self) -> Contents:

@@ -79,7 +79,8 @@ def find(candidate: Candidate, options: Options) -> Source | None:
     table = together(str(path), str(folder), names, pattern, options.kind)
     if table is None or not all((folder / name).is_file() for name in table[1]):  # Spark writes folders of such names
         return None
-    return _listed(table[0], path, folder, [folder / name for name in table[1]], options)
+    source = _listed(table[0], path, folder, [folder / name for name in table[1]], options)
+    return source if pattern or STATE in (candidate.names or ()) else replace(source, root=str(folder))
 
 
 def _saved(folder: Path, names: Sequence[str]) -> tuple[str, ...]:

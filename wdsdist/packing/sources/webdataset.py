@@ -16,6 +16,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,7 @@ def find(shards: Any, options: Options) -> Source | None:
     Shards are what has an ``index.json`` that lists tars, a folder of tars, a brace pattern, and a list of locations.
     A single tar is taken for an archive, which gives the same samples, unless ``options.kind`` says otherwise.
     """
+    root = ""
     try:
         if isinstance(shards, (str, os.PathLike)):
             local = Candidate.of(shards)
@@ -147,6 +149,7 @@ def find(shards: Any, options: Options) -> Source | None:
             if names is not None or not catalog.is_pattern(os.fspath(shards)):
                 location = storage.normalise(shards)
                 shards = _shards_at(location, names, options) or (location if options.kind == "webdataset" else None)
+                root = location if names is not None and manifests.FILE_NAME not in names else ""
         elif isinstance(shards, (list, tuple)):
             shards = shards if shards and all(isinstance(shard, (str, os.PathLike)) for shard in shards) else None
         elif not isinstance(shards, Manifest):
@@ -154,7 +157,7 @@ def find(shards: Any, options: Options) -> Source | None:
         if shards is None:
             return None
         manifest = catalog.open(shards, storage_options=options.storage_options, key=options.key or FIRST_DOT)
-        return _source(manifest)
+        return replace(_source(manifest), root=root)
     except IndexFormatError as error:
         raise SourceError(str(error)) from error
 
