@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -17,6 +18,7 @@ from tests.support.web import Web, served
 from wdsdist.errors import NotFoundError, SourceError, StorageError
 from wdsdist.packing import pack
 from wdsdist.packing.sources import find
+from wdsdist.storage import engine
 
 
 @pytest.fixture
@@ -59,12 +61,27 @@ def test_a_remote_archive_is_fetched_once_and_leaves_nothing(server: Web, tmp_pa
     (server.folder / name).write_bytes(zip_bytes(PHOTOS) if name.endswith("zip") else plain_tar(PHOTOS.items()))
     expected = pack(unpack(tmp_path / "photos", PHOTOS), tmp_path / "local", shard_samples=5)
     dest = tmp_path / "remote"
-    for most in (3, 1):  # the second time, all is there already: only the size is asked for
+    for most in (4, 1):  # the second time, all is there already: only the size is asked for
         server.asked.clear()
         found = pack(f"{server.url}/{name}", dest, shard_samples=5, workers=1)
         assert found.fingerprint == expected.fingerprint
         assert 1 <= server.asked.count(f"/{name}") <= most
     assert not [path for path in dest.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_a_remote_table_that_changes_while_it_is_fetched_is_an_error(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(store, {"t.csv": b"txt\nold\n"})
+    fetch = engine.fetch
+
+    def fetched(*args: Any, **options: Any) -> None:
+        fetch(*args, **options)
+        upload(store, {"t.csv": b"txt\nnew\n"})
+
+    monkeypatch.setattr(engine, "fetch", fetched)
+    with pytest.raises(SourceError, match=r"t\.csv has changed since it was listed"):
+        pack(f"{store}/t.csv", tmp_path / "out")
 
 
 def test_options_of_one_store_are_not_given_to_another(server: Web, store: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsdist import storage
-from wdsdist.errors import ArgumentError, NotFoundError, SourceError, StorageError
+from wdsdist.errors import ArgumentError, NotFoundError, SourceError
 from wdsdist.packing.members import Payload, Sample
 from wdsdist.packing.options import Options
 from wdsdist.packing.sources.files import Files, file_samples
@@ -27,6 +27,7 @@ from wdsdist.shards.manifest import check_location
 from wdsdist.storage import engine
 
 _TOGETHER = 16  # requests at once, of each process that writes
+_ADVICE = "since it was listed: pack again once the source stays as it is"
 _MOST_AHEAD = 64 << 20  # bytes of members that are fetched before they are written
 
 
@@ -49,13 +50,13 @@ def _samples(folder: str, options: storage.StorageOptions, samples: Iterable[Lis
 def _fetched(folder: str, options: storage.StorageOptions, path: str, size: int, _: int) -> Payload:
     """Return the bytes of a file. A store that does not answer is an error of packing, not of the sample."""
     location = storage.join(folder, path)
-    shown, advice = storage.shown(location), "since it was listed: pack again once the source stays as it is"
+    shown = storage.shown(location)
     try:
         data = storage.read(location, options)
     except FileNotFoundError:
-        return SourceError(f"{shown} has vanished {advice}")
+        return SourceError(f"{shown} has vanished {_ADVICE}")
     if len(data) != size:
-        return SourceError(f"{shown} has changed from {size:,} to {len(data):,} bytes {advice}")
+        return SourceError(f"{shown} has changed from {size:,} to {len(data):,} bytes {_ADVICE}")
     return data
 
 
@@ -118,10 +119,10 @@ def _deferred(
 
     def make(scratch: Path) -> Source:
         for url, entry in files.items():
-            path = scratch / entry.name
-            engine.fetch(url, path, bound)
-            if entry.size not in (-1, size := path.stat().st_size):
-                raise StorageError(f"{storage.shown(url)} has {entry.size:,} bytes but gave {size:,}: try again")
+            before = storage.stat(url, bound)
+            engine.fetch(url, scratch / entry.name, bound, size=before.size)
+            if before.size != entry.size or storage.stat(url, bound) != before:
+                raise SourceError(f"{storage.shown(url)} has changed {_ADVICE}")
         from wdsdist.packing import sources
 
         try:

@@ -1,8 +1,8 @@
 """Text files as tables: CSV, TSV and JSON Lines.
 
-They become temporary Arrow files, as only all values of a column together say its type. A column of a CSV has numbers
+They become temporary Arrow files, as only all values of a column together say its type. A column of a CSV has integers
 only if they keep all that is written: codes such as ``007`` stay strings, and so do integers of more than 64 bits,
-dates and times.
+dates and times. Decimals become the nearest floats: ``1.10`` becomes 1.1.
 """
 
 from __future__ import annotations
