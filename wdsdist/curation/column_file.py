@@ -127,8 +127,8 @@ def adding(manifest: Manifest, output: Path | None = None) -> Iterator[Callable[
     """Give a function that writes columns of a data set; the end of the block adds them all.
 
     Its arguments are the name, the values of all samples as a chunked array, the tables that were joined, and
-    ``is_read``, as `StoredColumn` has them. An exception in the block adds no column. One process at a time may be in
-    such a block. A folder that the user chose with ``output`` is remembered.
+    ``is_read``, as `StoredColumn` has them. An exception in the block adds no column; killed at its end, it adds each
+    whole or not at all. One process at a time may be in such a block. A folder that ``output`` names is remembered.
 
     Raises `ArgumentError` for a part of a data set, whose columns would replace the columns of all, and
     `DestinationError` if the folder lies in a store, leads out of the data set, or cannot be written.

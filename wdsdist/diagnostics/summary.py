@@ -89,6 +89,8 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
         "sizes": {"sample": _spread(sizes), "fields": {name: _spread(values) for name, values in fields.items()}},
         "with_checksums": extra.get("with_checksums", 0),
         "classes": extra.get("classes"),
+        # The figures come first: they read the classes of new shards into the column cls, which is counted then.
+        "column_figures": {name: _figures(manifest, name, problems) for name in names},
         "class_counts": _class_counts(manifest, problems),
         **({"keys": keys} if keys else {}),
         "source": extra.get("source"),
@@ -98,7 +100,6 @@ def summary(manifest: Manifest, *, everything: bool = False) -> dict[str, Any]:
             for number, shards in enumerate(manifest.generations, 1)
         ],
         "columns": names,
-        "column_figures": {name: _figures(manifest, name, problems) for name in names},
         "view": list(manifest.made_by),
         "problems": problems,
     }
