@@ -143,6 +143,12 @@ class TestClassFolders:
     def test_images_whose_names_hold_a_number_behind_a_dot_are_a_sample_each(self, tmp_path: Path) -> None:
         files = ("cat/cat.0.jpg", "cat/cat.1.jpg", "dog/dog.0.jpg")
         source = find(fill(tmp_path, *files), class_folders=True)
+        fill(tmp_path, "cat/notes.v2.txt", "dog/list.csv")
+        assert members(find(tmp_path, class_folders=True)) == members(source)
+        skipped = {"file without an image beside it, such as cat/notes.v2.txt": 2}
+        assert find(tmp_path, class_folders=True).contents.notes["skipped"] == skipped
+        (tmp_path / "cat/notes.v2.txt").unlink()
+        (tmp_path / "dog/list.csv").unlink()
         assert extensions(source) == {f"{one[:7]}%2E{one[8]}": ["cls", "jpg"] for one in files}
         with pytest.raises(ArgumentError, match=r"cat/cat\.0\.jpg and cat/cat\.1\.jpg: say where keys end by key="):
             find(tmp_path)

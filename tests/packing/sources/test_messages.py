@@ -64,6 +64,7 @@ FILES: list[Case] = [
     case({"train/1.jpg": "", "val/1.jpg": ""}, "holds the splits train, val: pack each into a", class_folders=True),
     case({"1.jpg": "", "2.jpg": ""}, "holds no sample .*, because no file lies in a class folder", class_folders=True),
     case({"a/1.jpg": "", "a/1.cls": ""}, "holds cls files, which give classes already", class_folders=True),
+    case({"a/1.jpg": "", "a/1.png": ""}, r"a/1\.jpg and another image differ in their ext", class_folders=True),
     case({"a/1.jpg": "", "b/.1.jpg": ""}, r"class folder .*/b holds no sample", class_folders=True),
     # WebDataset shards
     case({"0.tar": plain_tar([("1.txt", b"")]), "photo.jpg": ""}, r"holds 1 files of many .*, such as 0\.tar: pack"),

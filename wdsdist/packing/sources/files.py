@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from wdsdist._util.array_types import Int64s
 from wdsdist._util.file_types import IMAGE_TYPES, RARE_IMAGE_TYPES
 from wdsdist._util.host import cpu_count
 from wdsdist._util.pools import pool
@@ -186,11 +187,11 @@ class Files:
             )
             error.splits = tuple(splits)
             raise error
-        rule = options.key
-        if options.class_folders and rule is None:
+        rule, images = options.key, list[bytes]()
+        if options.class_folders and rule is None:  # each image is a sample
             own = b"".join(self.folders[path].names for path in below if path != root).split(b"\0")[:-1]
-            if all(map(_IMAGE.search, own)):  # each image is a sample
-                rule = LAST_DOT if any(name.count(b".") > 1 for name in own) else FIRST_DOT
+            if images := [*filter(_IMAGE.search, own)]:
+                rule = LAST_DOT if any(name.count(b".") > 1 for name in images) else FIRST_DOT
         classes = self._classes(root, below, tops, options) if options.class_folders else None
         listing = replace(list_samples(self.folders, root, rule or FIRST_DOT), classes=classes)
         index, wrong = listing.index, listing.problems
@@ -214,6 +215,7 @@ class Files:
             )
         num_stray = 0 if classes is None else listing.num_outermost
         numbers = np.setdiff1d(np.arange(num_stray, index.num_samples), sorted(wrong))
+        numbers = _with_image(label, listing, numbers, skipped) if images else numbers
         if not len(numbers):
             why = f"for instance: {wrong[min(wrong)]}" if wrong else "because no file lies in a class folder"
             raise SourceError(f"{label} holds no sample that can be packed, {why}")
@@ -245,6 +247,24 @@ class Files:
             )
 
         return Source(kind, label, state, load, root=label if kind == "folder" and not is_remote(label) else "")
+
+
+def _with_image(label: str, listing: Listing, samples: Int64s, skipped: Counter[str]) -> Int64s:
+    """Return the samples that have an image; count the files of the others as skipped.
+
+    Raises `SourceError` for a sample with two images: readers would take one, and never see the other.
+    """
+    index = listing.index
+    is_image = np.array([bool(_IMAGE.search(os.fsencode(f".{extension}"))) for extension in index.extensions])
+    counts = np.add.reduceat(is_image[index.extension_ids], index.sample_starts[:-1], dtype=np.int64)[samples]
+    if len(double := samples[counts > 1]):
+        path = shown(f"{label}/{listing.path(int(index.sample_starts[double[0]]))}")
+        problem = f"{path} and another image differ in their extensions alone, and would be one sample"
+        raise SourceError(f"{problem}: rename one, or pass {given('key', FIRST_DOT)} if they are one")
+    if len(others := samples[counts == 0]):
+        such = shown(listing.path(int(index.sample_starts[others[0]])))
+        skipped[f"file without an image beside it, such as {such}"] = int(np.diff(index.sample_starts)[others].sum())
+    return samples[counts > 0]
 
 
 def _refuse_containers(label: str, listing: Listing) -> None:
