@@ -142,7 +142,9 @@ def test_classes_keep_their_numbers_and_new_ones_follow(tmp_path: Path) -> None:
 
     dest = tmp_path / "dest"
     pack(photos("first", "bird", "dog"), dest, class_folders=True)
-    added = pack(photos("second", "ant", "dog"), dest, append=True, class_folders=True)
+    with pytest.raises(ArgumentError, match=r"second has no cls, but .* have classes: .* class_folders=True"):
+        pack(photos("second", "ant", "dog"), dest, append=True)
+    added = pack(tmp_path / "second", dest, append=True, class_folders=True)
     assert added.extra["classes"] == ["bird", "dog", "ant"]
     data = wdsdist.StreamingDataset(dest, decode={"cls": int})
     assert {data[n]["__key__"]: data[n]["cls"] for n in range(4)}["ant/second0"] == 2

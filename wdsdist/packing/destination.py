@@ -33,7 +33,7 @@ from wdsdist.errors import (
 from wdsdist.packing.members import LeftOut
 from wdsdist.packing.options import Options
 from wdsdist.packing.plan import shard_name, shard_number
-from wdsdist.packing.sources.source import SCRATCH_NAME
+from wdsdist.packing.sources.source import SCRATCH_NAME, Contents
 from wdsdist.shards import index as shardindex
 from wdsdist.shards import manifest as manifests
 from wdsdist.shards.manifest import PACK_RECORD, Manifest, Shard
@@ -47,6 +47,7 @@ _FROM_PYTHON = ("dataset", "iterable")
 REPORT = "pack-report.jsonl"
 """The samples that were left out: a line of JSON for each, beside the shards."""
 
+_HOW = " (key, class_folders, columns, root)"
 _LOCK = ".wdsdist-pack.lock"
 _REMEDY = "; repair that or choose another folder"
 
@@ -202,8 +203,7 @@ class Job:
             if (self.kind, self.location) != (other.kind, other.location):
                 lines.append(f"it was packed from {self.location}, not {other.location}")
             else:
-                how = "key, class_folders, columns, root"
-                lines.append(f"{self.location}, or how it is read ({how}), has changed since it was packed")
+                lines.append(f"{self.location}, or how it is read{_HOW}, has changed since it was packed")
         names = {**self.options, **other.options}
         mine, asked = ({name: job.options.get(name) for name in names} for job in (self, other))
         return lines + [f"it has {name}={mine[name]}, not {asked[name]}" for name in names if mine[name] != asked[name]]
@@ -258,18 +258,18 @@ def finished(target: Destination, job: Job, options: Options) -> Manifest | None
     return manifest if all(are_whole) else None
 
 
-def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[str, Any], *, overwrite: bool) -> Job:
+def claim(target: Destination, job: Job, known: Manifest | None, contents: Contents, *, overwrite: bool) -> Job:
     """Resume, overwrite or refuse the destination for a packing job, under its lock; return the job as it is recorded.
 
     The job appends to the data set that is ``known``, if any: those shards stay. Shards that an earlier run of the same
     job wrote stay too, except the shards of an iterable, which is read from its start again; with ``overwrite``, the
-    shards of other jobs are removed. ``notes`` are what ``index.json`` is to say of the source.
+    shards of other jobs are removed. ``contents`` are the source's.
 
     Raises:
         DestinationExistsError: other jobs have written there, or shards would replace files of somebody else.
         DestinationError: the known data set lists shards that lie elsewhere, or its keys end by another rule.
-        ArgumentError: the source was added before and has changed since; or a class number or the type of an array is
-            another one in it.
+        ArgumentError: the source was added before and has changed since; or it lacks classes, or a class number or the
+            type of an array is another one in it.
     """
     done, begun, present = list[Job](), records(target), target.sizes()
     if known is not None:
@@ -278,9 +278,9 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
             raise DestinationError(
                 f"the data set of {target} {why}: pack into a folder of its own and use both with wdsdist.concat"
             )
-        arrays, new_arrays = known.extra.get("arrays", {}), notes.get("arrays", {})
+        arrays, new_arrays = known.extra.get("arrays", {}), contents.notes.get("arrays", {})
         shared = [name for name in known.extra.get("fields", ()) if name in new_arrays]
-        classes = zip(known.extra.get("classes", ()), notes.get("classes", ()), strict=False)
+        classes = zip(known.extra.get("classes", ()), contents.notes.get("classes", ()), strict=False)
         for what, old, new in [
             *((f"class {number}", *names) for number, names in enumerate(classes)),
             *((f"the type of arrays {name!r}", arrays.get(name), new_arrays[name]) for name in shared),
@@ -288,10 +288,13 @@ def claim(target: Destination, job: Job, known: Manifest | None, notes: Mapping[
             if old != new:
                 problem = f"{what} is {old!r} in {target} and {new!r} in {job.location}"
                 raise ArgumentError(f"{problem}: make them alike, or pack both together", argument="source")
+        if known.extra.get("classes") and "cls" not in contents.members:
+            problem = f"{job.location} has no cls, but the samples of {target} have classes: append it with"
+            raise ArgumentError(f"{problem} {given('class_folders', True)}, or pack it elsewhere", argument="source")
         done = [each for each in begun if each.listed < len(known.counts)]
         begun = begun[len(done) :]
         if job.kind not in _FROM_PYTHON and any(each.location == job.location for each in done):
-            problem = f"{job.location} was packed into {target} before, and has changed since"
+            problem = f"{job.location} was packed into {target} before, and has changed since, or how it is read{_HOW}"
             raise ArgumentError(f"{problem}: append what is new from a folder or file of its own", argument="source")
         first = max((shard_number(name.decode()) for name in known.names), default=-1) + 1
         job = replace(job, first=first, listed=len(known.counts))

@@ -261,7 +261,7 @@ def run(source: Any, dest: str | os.PathLike[str], options: Options, progress: R
                 blocks=listed.contents.blocks,
             )
         job, show = replace(job, shards=0 if plan is None else len(plan)), progress or (lambda _: None)
-        job = destination.claim(target, job, known, listed.contents.notes, overwrite=options.overwrite)
+        job = destination.claim(target, job, known, listed.contents, overwrite=options.overwrite)
         if plan is None:
             shards = write_in_order(target, listed, options, show, job.first)
         else:
