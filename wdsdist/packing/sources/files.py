@@ -72,8 +72,6 @@ def file_samples(
         archive.check()
     for key, members in samples:
         yield key, [(extension, file if isinstance(file, bytes) else read(*file)) for extension, file in members]
-    if archive is not None:
-        archive.check()
 
 
 @dataclass(slots=True)

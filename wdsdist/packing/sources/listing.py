@@ -6,12 +6,13 @@ takes some 50 bytes beside its name, so that ten million fit in memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -84,13 +85,7 @@ class Listing:
 
     def stored_sizes(self) -> Int64s:
         """int64 [samples], one at least: bytes that each takes in a tar; not exact for a sample with a problem."""
-        sizes, odd = plain_sizes(self.index, 0, escape=self.index.key_rule != FIRST_DOT)
-        sizes += 0 if self.classes is None else 2 * BLOCK
-        odd = np.setdiff1d(odd, list(self.problems))
-        for sample, (key, members) in zip(odd.tolist(), self.of_samples(odd), strict=True):
-            own = ((extension, len(file) if isinstance(file, bytes) else file[1]) for extension, file in members)
-            sizes[sample] = sum(stored_size(f"{key}.{extension}", size) for extension, size in own)
-        return sizes
+        return tar_sizes(self.index, self.key, is_labelled=self.classes is not None)
 
     def of_samples(self, numbers: Int64s) -> Listing:
         """Return the listing of some samples, by their numbers: small, for the process that writes them."""
@@ -123,25 +118,28 @@ def count_members(index: ShardIndex, members: Int64s | slice = slice(None)) -> C
     return +counted
 
 
-def plain_sizes(index: ShardIndex, more: int, *, escape: bool) -> tuple[Int64s, Int64s]:
-    """Return the bytes that samples of an index, one at least, take in a tar if plain headers do.
+def tar_sizes(index: ShardIndex, key: Callable[[int], str], *, more: int = 0, is_labelled: bool = False) -> Int64s:
+    """int64 [samples]: the bytes that samples of an index, one at least, take in a tar.
 
     Args:
         index: the samples.
-        more: bytes of their names beside the keys and extensions.
-        escape: whether dots in keys are escaped, which takes three bytes for one.
-
-    Returns:
-        int64 [samples]: the bytes.
-        int64: the numbers of samples whose members may need more than plain headers.
+        key: returns the key that a sample is packed with, by its number.
+        more: bytes by which it may be longer than in the index, beside escapes.
+        is_labelled: whether each sample gets a ``cls`` too.
     """
     stored, firsts = index.sizes + BLOCK + -index.sizes % BLOCK, index.sample_starts[:-1]
     names = (extension.encode() for extension in (*index.extensions, "cls"))
     longest = max(len(name) + (0 if name.isascii() else PLAIN_NAME) for name in names)
-    odd = np.diff(index.key_starts) * (3 if escape else 1) + more + 1 + longest > PLAIN_NAME
+    widest = 1 if index.key_rule == FIRST_DOT else 3  # an escaped dot
+    odd = np.diff(index.key_starts) * widest + more + 1 + longest > PLAIN_NAME
     odd |= np.maximum.reduceat(index.key_bytes, index.key_starts[:-1]) > 127
     odd |= np.maximum.reduceat(index.sizes, firsts) >= SIZE_LIMIT
-    return np.add.reduceat(stored, firsts), np.flatnonzero(odd)
+    sizes = np.add.reduceat(stored, firsts) + 2 * BLOCK * is_labelled
+    for sample in np.flatnonzero(odd).tolist():
+        members = [(extension, size) for extension, _, size in index.members(sample)] + [("cls", 1)] * is_labelled
+        with contextlib.suppress(ValueError):  # a name that no tar can hold is a problem of its sample
+            sizes[sample] = sum(stored_size(f"{key(sample)}.{extension}", size) for extension, size in members)
+    return sizes
 
 
 def list_samples(folders: dict[str, Folder], root: str = "", rule: str = FIRST_DOT) -> Listing:

@@ -375,8 +375,6 @@ def _samples(
     # Rows of chunked arrays would be searched chunk by chunk.
     batches = (batch for part in parts for batch in part.combine_chunks().to_batches(max_chunksize=_AT_ONCE))
     yield from _row_samples(columns, Finder(root), batches, rows.tolist(), lambda _: next(sizes))
-    if isinstance(source, _TableFiles):
-        source.check()
 
 
 def _contents(

@@ -28,7 +28,7 @@ from wdsdist._util.validation import counted
 from wdsdist.errors import IndexFormatError, NotFoundError, SourceError, printable
 from wdsdist.packing.members import FilePayload, Payload, Sample, Samples
 from wdsdist.packing.options import Options
-from wdsdist.packing.sources.listing import count_members, plain_sizes
+from wdsdist.packing.sources.listing import count_members, tar_sizes
 from wdsdist.packing.sources.source import Candidate, Contents, Source, key_digest, repeated
 from wdsdist.packing.tables.table import NOTES, kind_of
 from wdsdist.shards import interop, view_file
@@ -41,7 +41,6 @@ from wdsdist.shards.source import CacheOptions
 from wdsdist.shards.tar import FIRST_DOT, is_tar
 from wdsdist.shards.tar.member_names import escaped
 from wdsdist.shards.tar.reader import is_member_at
-from wdsdist.shards.tar.writer import stored_size
 
 _Stored = tuple[str, str, str, list[tuple[str, int, int]]]
 """A sample's key, its key in its shard, the path of the shard, and (extension, offset, size) of each member."""
@@ -96,15 +95,12 @@ def contents_of(
         suffix = f"{separator}{shard + 1}" if number in renamed else ""
         return packed_key(stored, escape=escape) + suffix, stored, paths[shard], index.members(row)
 
-    sizes, tally = np.empty(starts[-1], np.int64), Counter[str]()
+    sizes, tally, more = np.empty(starts[-1], np.int64), Counter[str](), len(separator) + len(str(len(paths)))
     for start, index in zip(starts.tolist(), indexes, strict=False):
         if not index.num_samples:
             continue
-        more = len(separator) + len(str(len(paths)))
-        sizes[start : start + index.num_samples], odd = plain_sizes(index, more, escape=escape)
-        for number in (start + odd).tolist():
-            key, _, _, members = sample(number)
-            sizes[number] = sum(stored_size(f"{key}.{extension}", size) for extension, _, size in members)
+        own = tar_sizes(index, lambda row: sample(start + row)[0], more=more)  # noqa: B023 - called at once
+        sizes[start : start + index.num_samples] = own
         tally += count_members(index)
     skipped = sum((Counter(index.skipped) for index in indexes), Counter[str]())
     left_out, facts = [pair for index in indexes for pair in index.left_out], {"shards": f"{len(paths):,}"}
