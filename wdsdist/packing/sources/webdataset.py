@@ -64,18 +64,12 @@ def _read(file: int, start: int, stop: int) -> bytes:
     return os.pread(file, stop - start, start)
 
 
-def contents_of(
-    paths: Sequence[str],
-    indexes: Sequence[ShardIndex],
-    notes: Mapping[str, Any],
-    *,
-    escape: bool = False,
-) -> Contents:
+def contents_of(paths: Sequence[str], indexes: Sequence[ShardIndex], notes: Mapping[str, Any]) -> Contents:
     """Return all samples of shards, by their paths and indexes.
 
-    ``notes`` are the entries of the source's ``index.json`` that stay true. With ``escape``, keys hold dots, and are
-    packed as `escaped` writes them.
+    ``notes`` are the entries of the source's ``index.json`` that stay true.
     """
+    escape = any(index.key_rule != FIRST_DOT for index in indexes)
     starts = np.cumsum([0, *(index.num_samples for index in indexes)], dtype=np.int64)
     # With ten million keys, one may be taken for another in some 400,000 data sets: it is renamed without need.
     digests, separator = array("Q"), "~"  # or so many of them that no key holds it
@@ -216,15 +210,14 @@ def _source(manifest: Manifest) -> Source:
     if not any(index.num_samples for index in indexes):
         raise SourceError(f"{location} holds no sample in its {len(numbers):,} shards")
     notes: dict[str, Any] = {name: manifest.extra[name] for name in ("classes", "arrays") if name in manifest.extra}
-    escape = manifest.key_rule != FIRST_DOT
-    if escape:
+    if manifest.key_rule != FIRST_DOT:
         notes["source_key_rule"] = manifest.key_rule
     state.update(f"{sorted(notes.items())}\n".encode())
     if manifest.whole is not manifest:
         state.update(manifest.fingerprint.encode())
 
     folders = frozenset(storage.split(manifest.location(number))[0] for number in numbers)
-    load = functools.partial(contents_of, paths, indexes, notes, escape=escape)
+    load = functools.partial(contents_of, paths, indexes, notes)
     return Source("webdataset", location, state.hexdigest(), load, folders)
 
 
