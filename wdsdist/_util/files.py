@@ -51,11 +51,7 @@ def mapped(path: Path) -> memoryview:
 
 
 def open_files_remedy(error: OSError, other: str = "take smaller batches, which need fewer shards at once") -> str:
-    """Return the remedy for "too many open files" (EMFILE, ``ulimit -n``); empty for any other error.
-
-    >>> open_files_remedy(FileNotFoundError())
-    ''
-    """
+    """Return the remedy for "too many open files" (EMFILE, ``ulimit -n``); empty for any other error."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return ""
     return f": raise the limit, as with `ulimit -n 65536` before the program starts, or {other}"
@@ -85,16 +81,12 @@ def writing(what: object, remedy: str = "") -> Iterator[None]:
         raise DestinationError(f"{what} cannot be written: {error.strerror or error}{remedy}") from error
 
 
-TEMPORARY = f".tmp-{'[0-9a-f]' * 16}-*"
-"""The pattern of the names that `temporary` gives; what follows the second dash is the final name."""
-
+TEMPORARY = ".tmp-{}-"
+"""What names of temporary files begin with: 16 hexadecimal digits come between the dashes, and the final name last."""
+ANY_TEMPORARY = TEMPORARY.format("[0-9a-f]" * 16) + "*"
+"""The pattern of these names."""
 _LEFT_AFTER = 24 * 3600
 """Seconds after which a temporary file counts as left by a process that was killed."""
-
-
-def temporary(path: Path) -> Path:
-    """Return a path beside another one, for what is to have that name once it is complete."""
-    return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")
 
 
 @contextlib.contextmanager
@@ -105,24 +97,24 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     exist; a later write there removes it after a day. ``mode`` is the permissions, less the umask.
     """
     _remove_left(path.parent)
-    unfinished = temporary(path)
+    temporary = path.with_name(TEMPORARY.format(secrets.token_hex(8)) + path.name)
     # The system takes the umask off the mode of a new file: to ask for the umask needs /proc, or changes it.
-    handle = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        unfinished.replace(path)
+        temporary.replace(path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 @functools.cache  # once for each folder: there may be many files
 def _remove_left(folder: Path) -> None:
     """Remove the temporary files in a folder that are older than a day."""
-    for path in folder.glob(TEMPORARY):
+    for path in folder.glob(ANY_TEMPORARY):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _LEFT_AFTER:
                 path.unlink()

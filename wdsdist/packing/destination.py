@@ -147,7 +147,7 @@ def locked(target: Destination) -> Iterator[None]:
 
 def _tidy(folder: Path) -> None:
     """Remove the temporary files of packing, such as a killed worker leaves; under the folder's lock."""
-    for path in list(folder.glob(files.TEMPORARY)):
+    for path in list(folder.glob(files.ANY_TEMPORARY)):
         name = path.name.split("-", 2)[2]
         if name == SCRATCH_NAME:
             # A link is left alone. NFS keeps what our source has open under another name, until the source removes it.

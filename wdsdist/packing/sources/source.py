@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import secrets
 import shutil
 import weakref
 from array import array
@@ -20,7 +21,7 @@ import numpy as np
 
 from wdsdist import storage
 from wdsdist._util.array_types import Int64s
-from wdsdist._util.files import temporary
+from wdsdist._util.files import TEMPORARY
 from wdsdist._util.host import temporary_dir
 from wdsdist._util.validation import counted
 from wdsdist.errors import SourceError
@@ -28,7 +29,7 @@ from wdsdist.packing.members import LeftOut, Sample
 from wdsdist.packing.sources.listing import shown
 
 SCRATCH_NAME = "source"
-"""The name of temporary folders, as `_util.files.temporary` takes it."""
+"""What the names of temporary folders end with, as `_util.files.TEMPORARY` says."""
 
 READERS_NOTES = frozenset(("__url__", "__local_path__", "__shard__", "__shardindex__", "__index__"))
 """What readers of WebDataset shards add to samples to say where they come from."""
@@ -186,7 +187,7 @@ def deferred(kind: str, location: str, state: str, scratch: Path | None, make: C
     """
 
     def load() -> Contents:
-        folder = temporary((scratch or temporary_dir()) / SCRATCH_NAME)
+        folder = (scratch or temporary_dir()) / f"{TEMPORARY.format(secrets.token_hex(8))}{SCRATCH_NAME}"
         folder.mkdir(0o700, parents=True)
         try:
             contents = make(folder).contents
