@@ -78,8 +78,9 @@ class Recording(ThreadPoolExecutor):
         (lambda job, has, dest, *shard: (job, has, Destination(f"{dest.location}-other"), *shard), DestinationError,
          "does not see"),
         (lambda job, *work: (replace(job, location="/nowhere"), *work), SourceError, "does not see the source"),
+        (lambda *_: Path("/no/scheduler").stat(), FileNotFoundError, "/no/scheduler"),
     ],
-    ids=["no destination", "another data set", "no source"],
+    ids=["no destination", "another data set", "no source", "no scheduler"],
 )  # fmt: skip
 def test_what_a_worker_does_not_see_is_named(
     source: Path, tmp_path: Path, change: Any, error: type[Exception], message: str
@@ -115,14 +116,6 @@ def test_an_error_cancels_what_has_not_begun_and_waits_for_the_rest(source: Path
         assert all(future.done() for future in executor.futures)
     assert any(future.cancelled() for future in executor.futures)
     assert len(executor.futures) <= 17
-
-
-def test_an_error_of_the_executor_is_not_blamed_on_the_destination(source: Path, tmp_path: Path) -> None:
-    def time_out(*_: object) -> None:
-        raise OSError("no scheduler")
-
-    with Recording(1, time_out) as executor, pytest.raises(OSError, match=r"^no scheduler$"):
-        pack(source, tmp_path / "dest", executor=executor)
 
 
 def test_threads_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

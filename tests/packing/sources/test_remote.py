@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -73,13 +72,8 @@ def test_a_remote_table_that_changes_while_it_is_fetched_is_an_error(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(store, {"t.csv": b"txt\nold\n"})
-    fetch = engine.fetch
-
-    def fetched(*args: Any, **options: Any) -> None:
-        fetch(*args, **options)
-        upload(store, {"t.csv": b"txt\nnew\n"})
-
-    monkeypatch.setattr(engine, "fetch", fetched)
+    fetch, new = engine.fetch, {"t.csv": b"txt\nnew\n"}
+    monkeypatch.setattr(engine, "fetch", lambda *args, **options: (upload(store, new), fetch(*args, **options)))
     with pytest.raises(SourceError, match=r"t\.csv has changed since it was listed"):
         pack(f"{store}/t.csv", tmp_path / "out")
 
