@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from wdsdist._util.validation import counted
 from wdsdist.batching.block_plan import Rule
 from wdsdist.batching.planned_epoch import PlannedEpoch, parsed
 from wdsdist.curation.columns import ColumnReader, names
-from wdsdist.distributed.job_store import check_same
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.sampling.order import EpochOrder
 from wdsdist.sampling.plan import Batcher, Position, World
@@ -188,19 +187,9 @@ class PlannedBatcher(Batcher):
                 f"{self._column_names}: put those values back (`wdsdist columns`), or start a new epoch"
             )
 
-    def check_ranks_agree(self, world: World, block: int) -> None:
-        check_same(
-            "set of columns",
-            self._columns,
-            why=f"batches are planned by {self._column_names}, of which all ranks need the same values: let all read "
-            f"the columns of one place, or run the same `wdsdist columns` for each copy",
-        )
-        options = f"{world.per_node} ranks a node, {block} a block, {self.rule} {self.itemsizes}"
-        check_same(
-            "plan of batches",
-            hashlib.sha256(options.encode()).hexdigest(),
-            why="let all ranks pass the same options to the loader, and have as many ranks on each node",
-        )
+    def options(self, world: World) -> dict[str, Any]:
+        rule = {field.name: getattr(self.rule, field.name) for field in fields(self.rule) if field.repr}
+        return {**rule, "itemsizes": str(self.itemsizes), "ranks on each node": world.per_node}
 
     @functools.cached_property
     def _columns(self) -> str:

@@ -19,7 +19,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ _launched: tuple[int, Store] | None = None
 """This process id, and its connection to the launcher's store. Rank 0 may host the store, so the connection is kept."""
 
 _comparisons: Counter[str] = Counter()
-"""Calls of `check_same` for each name in this process: the first is compared with the others' first, and so on."""
+"""Calls of `check_same` for each key in this process: the first is compared with the others' first, and so on."""
 
 _jobs: weakref.WeakKeyDictionary[Any, Job] = weakref.WeakKeyDictionary()
 """The `Job` of each process group, by the group's store."""
@@ -139,24 +139,29 @@ def _launcher_store(this: Identity, seconds: float) -> Store:
     return dist.PrefixStore(f"wdsdist/{run_id(across_nodes=True)}", store)
 
 
-def check_same(name: str, value: str, *, why: str = "it was replaced while the job started; start it again") -> None:
-    """Raise `StateError` if this rank's value differs from the value of the first rank to call this with ``name``.
+def check_same(name: str, values: Mapping[str, Any], *, why: str, site: str = "") -> None:
+    """Raise `StateError` if this rank has other values than the first rank to call this for ``name`` and ``site``.
 
-    No rank waits for another. Without a process group nothing is compared. The message names the value, a digest or a
-    version, and ends with the cause and the remedy, ``why``.
+    The n-th call of a rank is compared with the n-th call of others. No rank waits for another. Without a process group
+    nothing is compared. The message lists the values that differ, and ends with the cause and the remedy, ``why``.
 
-    >>> check_same("index.json of s3://bucket/train", "6f0c...")
+    >>> check_same("index.json of s3://bucket/train", {"sha256": "6f0c..."}, why="start again")
     """
-    _comparisons[name] += 1
+    _comparisons[key := f"{name} {site}"] += 1
     if process_group() is None:
         return
-    call = f"{name} {_comparisons[name]}".encode("utf-8", "surrogateescape")
+    call = f"{key} {_comparisons[key]}".encode("utf-8", "surrogateescape")
     job = first = None
     with contextlib.suppress(RuntimeError):  # the store ended with its host: other calls report it
         job = current_job()
-        first = job and job.write_first(f"same/{hashlib.sha256(call).hexdigest()[:32]}", rank=job.rank, value=value)
-    if job and first and first["value"] != value:
+        first = job and job.write_first(f"same/{hashlib.sha256(call).hexdigest()[:32]}", rank=job.rank, values=values)
+    if job and first and first["values"] != values:
+        others = first["values"]
+        differences = [
+            f"{field} is {values.get(field)!r}, not {others.get(field)!r}"
+            for field in {**others, **values}
+            if values.get(field) != others.get(field)
+        ]
         raise StateError(
-            f"rank {job.rank} reads another {name} than rank {first['rank']} ({value[:12]}, not "
-            f"{first['value'][:12]}): {why}"
+            f"rank {job.rank} reads another {name} than rank {first['rank']} ({'; '.join(differences)}): {why}"
         )

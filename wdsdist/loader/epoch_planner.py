@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdsdist.distributed.identity import process_group
@@ -25,10 +29,24 @@ _VERSION = 3
 VIEW = "view"
 """Key of a state that names the file of the view that it belongs to, for messages only."""
 
-_ONE_CHOICE = (
-    "give all ranks the same shards and views, which the data set divides among them; a loader that one rank alone "
-    "iterates needs num_replicas=1 and rank=0"
+_ONE_EPOCH = (
+    "give all ranks the same samples, which the data set divides among them, the same columns and options, and load a "
+    "state on all; a loader that one rank alone iterates needs num_replicas=1 and rank=0"
 )
+
+
+_calls: Counter[str] = Counter()
+
+
+def _call_site() -> str:
+    """Return a name for this call that other ranks of the same program share: its stack, and how often it came by.
+
+    A call that one rank alone makes, as under ``if rank == 0``, has a name of its own.
+    """
+    stack = traceback.walk_stack(sys._getframe(1))
+    site = " ".join(f"{Path(frame.f_code.co_filename).name}:{line}" for frame, line in stack)
+    _calls[site] += 1
+    return f"{site} {_calls[site]}"
 
 
 @dataclass(eq=False)
@@ -44,6 +62,8 @@ class EpochPlanner:
     _block: int = 0
     _begun: tuple[int, OrderConfig] | None = None
     """The epoch that has begun, perhaps of an older generation."""
+    _site: str = field(default_factory=_call_site)
+    """Where the program made the loader, so that ranks compare the same one."""
 
     def config_at(self, position: Position) -> OrderConfig:
         """Return the order at a position: an epoch keeps the samples that it began with; others have all."""
@@ -84,7 +104,7 @@ class EpochPlanner:
     def check(self, start: EpochStart) -> None:
         """Check that the first epoch of a loader can begin or resume.
 
-        Raises `StateError` if this rank would read other samples than other ranks, and `ArgumentError` if the cache
+        Raises `StateError` if this rank would begin another epoch than other ranks, and `ArgumentError` if the cache
         has too little room.
         """
         identity, dataset = self.dataset.identity(), self.dataset
@@ -94,10 +114,12 @@ class EpochPlanner:
 
             for data in dataset.manifest.data_sets:
                 if version := data.sources[0].version:
-                    check_same(f"index.json of {shown(data.base)}", version)
-                if identity.world_size == group.get_world_size():
-                    check_same(f"choice of samples of {shown(data.base)}", data.fingerprint, why=_ONE_CHOICE)
-            self.batcher.check_ranks_agree(start.world, start.block)
+                    replaced = "it was replaced while the job started; start it again"
+                    check_same(f"index.json of {shown(data.base)}", {"its SHA-256": version}, why=replaced)
+            if identity.world_size == group.get_world_size():
+                values = {**self.state(start.position), **self.batcher.options(start.world)}
+                values.pop(VIEW, None)  # its path may differ
+                check_same("epoch", values, why=_ONE_EPOCH, site=self._site)
         dataset.check_room(self.config_at(start.position), start.settings)
 
     def state(self, position: Position) -> State:

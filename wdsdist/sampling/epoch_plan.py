@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -169,6 +169,9 @@ class FixedBatches(Batcher):
             order=order,
             **asdict(self),
         )
+
+    def options(self, world: World) -> dict[str, Any]:
+        return asdict(self)
 
     def check(self, num_samples: int, num_replicas: int) -> None:
         super().check(num_samples, num_replicas)

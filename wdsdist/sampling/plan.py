@@ -197,8 +197,9 @@ class Batcher:
         if not num_samples:
             raise ArgumentError("the data set has no samples: nothing can be read")
 
-    def check_ranks_agree(self, world: World, block: int) -> None:
-        """Raise `StateError` if this rank would plan other batches than the ranks that began before it."""
+    def options(self, world: World) -> dict[str, Any]:
+        """Return all that decides the batches beside `state`, as strings and numbers: the same on all ranks."""
+        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """Return further fields of a state, flat: what must be the same to continue inside a block."""

@@ -1,16 +1,17 @@
-"""Ranks that read different versions of an index.json do not train on different data without a word."""
+"""Ranks that would read different samples, or in another way, do not begin to train without a word."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import wdsdist
 from tests.support.gloo_ranks import Ranks
@@ -83,7 +84,6 @@ def newer(web: Web) -> None:
     index.write_text(json.dumps(data))
 
 
-# These first: a rank that was told of a difference has compared less than the other one.
 def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ranks, tmp_path: Path) -> None:
     sample = ({"__key__": str(number), "txt": "x"} for number in range(40))
     wdsdist.pack(sample, tmp_path / "packed")
@@ -100,21 +100,69 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
     planned(1, "alike")  # equal values, from a table elsewhere
     check_alike(ranks)
     for folder, size, message in (
-        ("1", 4, "another set of columns than rank 0 .* planned by 'size', of which all ranks need the same values"),
-        ("0", 5, "another plan of batches than rank 0 .* let all ranks pass the same options"),
+        ("1", 4, "another epoch than rank 0 .columns is '40:.*', not '40:.*give all ranks the same samples, .*columns"),
+        ("0", 5, "another epoch than rank 0 .block_samples .* most is 5, not 4"),
     ):
         planned(0, "0")
         planned(1, folder, size)
         assert re.search(message, error_of_the_second(ranks))
 
 
-def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(ranks: Ranks, shards: Path) -> None:
-    for rank in range(2):
-        open_on(ranks, rank, open_view, str(shards), sample=20)
+def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(
+    ranks: Ranks, shards: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")  # a node may have the data set elsewhere
+    for rank, folder in enumerate((shards, copy)):
+        open_on(ranks, rank, open_view, str(folder), sample=20)
     check_alike(ranks)
+    for rank, folder in enumerate((shards, copy)):
+        open_on(ranks, rank, open_view, str(folder), sample=20, seed=rank)
+    assert "rank 1 reads another epoch than rank 0 (fingerprint is '" in error_of_the_second(ranks)
+
+
+def open_and_set(folder: str, how: Mapping[str, Any]) -> None:
+    """Open a loader of batches of 2 with options of the data set or the loader, or call a method of it."""
+    options, called = dict(how), {name: how[name] for name in ("set_epoch", "load_state_dict") if name in how}
+    of_loader = {name: options.pop(name) for name in ("batch_size", *called) if name in options}
+    loader = StreamingDataLoader(StreamingDataset(folder, **options), of_loader.get("batch_size", 2), num_workers=0)
+    for name, value in called.items():
+        getattr(loader, name)({**loader.state_dict(), "consumed": 8} if value is None else value)
+    _loaders.append(loader)
+
+
+@pytest.mark.parametrize(
+    ("how", "difference"),
+    [
+        ({"seed": 1}, "seed is 1, not 0"),
+        ({"shuffle": False}, "shuffle is False, not True; "),
+        ({"batch_size": 3}, "batch_size is 3, not 2"),
+        ({"set_epoch": 4}, "epoch is 4, not 0"),
+        ({"load_state_dict": None}, "consumed is 8, not 0"),
+    ],
+)
+def test_ranks_that_would_begin_another_epoch_are_told_before_the_first_batch(
+    ranks: Ranks, shards: Path, how: dict[str, Any], difference: str
+) -> None:
     for rank in range(2):
-        open_on(ranks, rank, open_view, str(shards), sample=20, seed=rank)
-    assert f"rank 1 reads another choice of samples of {shards} than rank 0" in error_of_the_second(ranks)
+        open_on(ranks, rank, open_and_set, str(shards), how if rank else {})
+    assert f"rank 1 reads another epoch than rank 0 ({difference}" in error_of_the_second(ranks)
+
+
+def test_a_loader_is_compared_with_the_same_loader_of_other_ranks(ranks: Ranks, shards: Path) -> None:
+    assert ranks.all(_two_in_turn, str(shards)) == [2, 2]
+
+
+def _two_in_turn(folder: str) -> int:
+    """Iterate two loaders in an order of the rank's own; rank 0 has read with a third one before."""
+    rank = torch.distributed.get_rank()
+
+    def open_seeded(seed: int) -> StreamingDataLoader:
+        return StreamingDataLoader(StreamingDataset(folder, seed=seed), 2, num_workers=0)
+
+    if rank == 0:
+        next(iter(open_seeded(7)))
+    loaders = [open_seeded(seed) for seed in range(2)]
+    return len([next(iter(loader)) for loader in loaders[:: 1 - 2 * rank]])
 
 
 @pytest.mark.parametrize("opening", [open_loader, open_mix])
