@@ -32,7 +32,8 @@ MESSAGES: list[tuple[Call, type[Exception], str]] = [
     (lambda _: wdsdist.open([]), NotFoundError, "the list of shards is empty"),
     (lambda _: wdsdist.open([7]), ArgumentError, "shards holds 7: name a path, a URL or a list of them"),  # type: ignore[list-item]
     (lambda _: wdsdist.open(None), ArgumentError, "shards is None: name a path"),  # type: ignore[arg-type]
-    (lambda root: wdsdist.open([root / "tars/0.tar", root]), ShardDamagedError, "is a folder, pipe or device"),
+    (lambda root: wdsdist.open([root / "tars/0.tar", root]), ArgumentError, "2 names, but .*is not a tar: .*concat"),
+    (lambda _: wdsdist.open(["memory://a", "memory://b"]), ArgumentError, "2 names, but memory://a is not a tar"),
     (lambda root: wdsdist.open(write_shard(root / "x\udcff.tar", 1)), ArgumentError, "is not UTF-8: rename it"),
     # Tars
     (

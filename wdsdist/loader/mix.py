@@ -64,8 +64,8 @@ def mix(
         options: arguments of `StreamingDataset` for all data sets, except ``order``, which is ``"shard"``.
 
     Raises:
-        ArgumentError: a weight is not above 0, a data set has no samples, two have the same name, or one is a
-            `StreamingDataset` with its own order, such as a seed, or its own decoding while ``options`` set one.
+        ArgumentError: a weight is not above 0, a data set has no samples, two have the same name or other numbers of
+            classes, or one is a `StreamingDataset` with its own order, or its own decoding while ``options`` set one.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -108,7 +108,7 @@ def concat(data_sets: Iterable[Source] | Mapping[str, Source], **options: Any) -
         options: arguments of `StreamingDataset` for all data sets.
 
     Raises:
-        ArgumentError: there is no data set, two have the same name, or one is a `StreamingDataset` as `mix` refuses.
+        ArgumentError: there is no data set, or `mix` would refuse one, as for its name or the numbers of its classes.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -205,7 +205,25 @@ def _joined(sources: list[tuple[Source, Any]], options: dict[str, Any]) -> Strea
             for shard, spec in own.items()
         }
         dataset.sample_reader = replace(dataset.sample_reader, specs=joined)
+    _check_classes(dataset)
     return dataset
+
+
+def _check_classes(dataset: StreamingDataset) -> None:
+    """Raise `ArgumentError` if data sets number classes differently, and one function decodes the labels of both."""
+    first, known = 0, dict[Any, tuple[str, str]]()
+    for data in dataset.manifest.data_sets:
+        spec, label = dataset.sample_reader.spec(first), data.sources[0].label
+        first += len(data.counts)
+        if not spec.fields.are_all and "cls" not in spec.fields.names:
+            continue
+        for number, name in enumerate(data.extra.get("classes", ())):
+            other, its_name = known.setdefault((spec.decoder.functions.get("cls"), number), (label, name))
+            if name != its_name:
+                raise ArgumentError(
+                    f"class {number} is {its_name!r} in {other!r} and {name!r} in {label!r}: join a StreamingDataset "
+                    f'of each, whose decode={{"cls": ...}} numbers the classes alike, or leave cls out of fields='
+                )
 
 
 def _check_part(dataset: StreamingDataset, label: str, options: Mapping[str, Any]) -> None:

@@ -180,7 +180,7 @@ class Decoder:
                 raise ArgumentError(f"decode is {decode!r}: as a string it must be one of {forms}", argument="decode")
         elif decode is not None:
             raise ArgumentError(f"decode is {decode!r}: it can be None, True, a string or a mapping", argument="decode")
-        self._functions = functions
+        self.functions = functions
         self.is_seeded = any(map(is_seeded, functions.values()))
         self.is_light = all(
             isinstance(function, RawArray) or function in DECODERS.values() for function in functions.values()
@@ -192,14 +192,14 @@ class Decoder:
     @property
     def itemsizes(self) -> dict[str, int]:
         """Bytes of an element of each raw array, by extension."""
-        arrays = {name: array for name, array in self._functions.items() if isinstance(array, RawArray)}
+        arrays = {name: array for name, array in self.functions.items() if isinstance(array, RawArray)}
         return {name: array.dtype.itemsize for name, array in arrays.items()}
 
     def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
         """Raise `ArgumentError` when ``decode=`` maps an extension that no sample has, which is likely a typo.
 
-        A name that ends in ``"?"`` is allowed. So is a usual extension if samples have another named one: functions for
-        all types of images may be passed.
+        A name that ends in ``"?"`` is allowed. So is a type of images or audio if samples have another type of it that
+        is named: functions for all types may be passed.
 
         Args:
             known: the extensions of all samples.
@@ -209,8 +209,9 @@ class Decoder:
         names = {*fields, *plain, *map(last_part, plain)}
         if not names.isdisjoint(IMAGE_TYPES):
             names.add(ANY_IMAGE)
-        if not names.isdisjoint(self._required):
-            names |= {*DECODERS, *IMAGE_TYPES, *AUDIO_TYPES}
+        for types in ((ANY_IMAGE, *IMAGE_TYPES), AUDIO_TYPES):
+            if not names.intersection(types).isdisjoint(self._required):
+                names.update(types)
         odd = next((name for name in self._required if name not in names), None)
         if odd is not None:
             raise ArgumentError(
@@ -223,7 +224,7 @@ class Decoder:
         """Return how the members of a field are decoded that have an extension, in any case."""
         step = self._steps.get((field, extension))
         if step is None:
-            known, function = self._functions, None
+            known, function = self.functions, None
             name, layers = extension.lower(), 0
             while not self.is_raw:
                 is_zipped, kind = name.endswith(".gz") and len(name) > 3, last_part(name)

@@ -12,6 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from wdsdist import storage
 from wdsdist.errors import NotFoundError, StorageError
@@ -102,7 +103,10 @@ def _no_index(location: str, options: storage.StorageOptions) -> NotFoundError:
     if named := [name for name in names if name.startswith("index-") and name.endswith(".json")]:
         return NotFoundError(f"{where} holds several data sets: name one, such as {where}/{named[0]}")
     if not (tars := tars_in(location, options)):
-        return NotFoundError(f"{where} holds neither tars nor an index.json: name a data set in it, or pack its files")
+        inner = () if storage.is_remote(location) else Path(storage.local_path(location)).glob("*/index.json")
+        known = " or ".join(sorted(f"{where}/{path.parent.name}" for path in itertools.islice(inner, 4)))
+        advice = f"name a data set in it{known and f', such as {known}'}, or pack its files"
+        return NotFoundError(f"{where} holds neither tars nor an index.json: {advice}")
     return NotFoundError(
         f"{where} holds {len(tars):,} tar files but no index.json: run `wdsdist index {where}` "
         f"once for tars, or make a data set of files by `wdsdist pack {where} DEST`"

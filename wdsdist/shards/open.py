@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from wdsdist import storage
 from wdsdist._util.validation import check_flag, check_seconds
@@ -22,9 +22,6 @@ from wdsdist.errors import ArgumentError, NotFoundError, StorageError
 from wdsdist.shards.manifest import Manifest, Shard, index_json
 from wdsdist.shards.manifest.allowed_locations import SCHEMES
 from wdsdist.shards.tar import FIRST_DOT, is_tar
-
-if TYPE_CHECKING:
-    from wdsdist.shards.index import ShardIndex
 
 Location = str | os.PathLike[str]
 Shards = Location | Iterable[Location] | Manifest
@@ -143,6 +140,12 @@ def _open_tars(
     locations: list[str], options: Mapping[str, Any] | None, load: Callable[..., Manifest], *, key: str
 ) -> Manifest:
     """Open single tars: from the ``index.json`` of their folder, the counts of another tool, or the index of each."""
+    for location in locations:
+        if not is_tar(storage.split(location)[1]) and (storage.is_remote(location) or Path(location).is_dir()):
+            raise ArgumentError(
+                f"shards lists {len(locations)} names, but {storage.shown(location)} is not a tar: a list names the "
+                f"tars of one data set; open each folder by itself, or join data sets with wdsdist.concat"
+            )
     folder = storage.split(locations[0])[0]
     bound = storage.named(options, [folder, *locations])
 
@@ -166,13 +169,10 @@ def _open_tars(
             f"run `wdsdist index` on its shards (with `--output DIR` if the store cannot be written), and open the "
             f"folder that it writes"
         )
-    indexes: dict[str, ShardIndex] = {}
     with pool(None, len(locations)) as executor:
-        futures = [executor.submit(local_index, Path(location), key_rule=key) for location in locations]
-        for location, future in zip(locations, futures, strict=True):
-            indexes[location] = future.result()
-    check_fields(storage.shown(folder), indexes.values())
-    rules = {index.key_rule for index in indexes.values()}
+        indexes = list(executor.map(functools.partial(local_index, key_rule=key), map(Path, locations)))
+    check_fields(storage.shown(folder), indexes)
+    rules = {index.key_rule for index in indexes}
     if len(rules) > 1 or key not in (FIRST_DOT, *rules):
         shown = " and ".join(map(repr, sorted(rules)))
         raise ArgumentError(
@@ -180,9 +180,8 @@ def _open_tars(
             argument="key",
         )
     (rule,) = rules
-    shards = [Shard.of(path, indexes[path]) for path in locations]
     extra = {} if rule == FIRST_DOT else {"key_rule": rule}
-    return Manifest.of(folder, shards, name=Path(folder).name, extra=extra, is_named=True)
+    return Manifest.of(folder, map(Shard.of, locations, indexes), name=Path(folder).name, extra=extra, is_named=True)
 
 
 def expand(shards: Location | Iterable[Location], storage_options: _Options = None) -> list[str]:
@@ -207,17 +206,14 @@ def expand(shards: Location | Iterable[Location], storage_options: _Options = No
             raise ArgumentError(f"shards {'is' if is_one else 'holds'} {item!r}: name a path, a URL or a list of them")
         for name in _parts(os.fspath(item)):
             refuse_command(name)
-            if _exists(name):
-                expanded.append(storage.normalise(name))
-            else:
-                patterns = [name]
-                if "{" in name:
-                    import braceexpand
+            patterns = [name]
+            if "{" in name and not _exists(name):
+                import braceexpand
 
-                    with contextlib.suppress(ValueError):  # it is not a pattern: an error will show the name
-                        patterns = list(braceexpand.braceexpand(name))
-                for pattern in patterns:
-                    expanded += matching(pattern, storage.named(storage_options, [storage.normalise(pattern)]))
+                with contextlib.suppress(ValueError):  # it is not a pattern: an error will show the name
+                    patterns = list(braceexpand.braceexpand(name))
+            for pattern in patterns:
+                expanded += matching(pattern, storage.named(storage_options, [storage.normalise(pattern)]))
     if not expanded:
         raise NotFoundError("the list of shards is empty: name a folder, a brace pattern or some tars")
     return expanded
