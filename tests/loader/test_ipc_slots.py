@@ -125,5 +125,5 @@ def test_a_batch_that_does_not_fit_names_both_sizes(monkeypatch: pytest.MonkeyPa
 
     channel = Channel(1, 2, 0, group=1)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(SharedMemoryError, match=r"a batch of 8,0\d\d bytes does not fit: .* [\d,]+ are left: lower"):
+    with pytest.raises(SharedMemoryError, match=r"batches of 8,0\d\d bytes do not fit: .* [\d,]+ are left: lower"):
         channel.send({"x": torch.zeros(1000, dtype=torch.int64)})

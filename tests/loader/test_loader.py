@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import multiprocessing
@@ -175,3 +176,11 @@ def test_a_loader_without_workers_gives_batches_in_a_worker_of_another(shards: P
     dataset = StreamingDataset(shards, transform=drawn)
     outer = StreamingDataLoader(dataset, 3, num_workers=1, multiprocessing_context="fork")
     assert next(iter(outer)).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shallow_copy_is_iterated_beside_its_original(shards: Path, workers: int) -> None:
+    loader = make_loader(shards, 8, num_workers=workers)
+    pairs = list(zip(loader, copy.copy(loader), strict=True))
+    assert [own["cls"].tolist() for own, _ in pairs] == [copied["cls"].tolist() for _, copied in pairs]
+    assert len(pairs) == len(loader)

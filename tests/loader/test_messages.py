@@ -28,6 +28,10 @@ def loader(batch_size: Any = 8, **options: Any) -> Call:
     return lambda shards, _: make_loader(shards, batch_size, **options)
 
 
+def loader_only(**options: Any) -> Call:
+    return lambda shards, _: StreamingDataLoader(StreamingDataset(shards), **options)
+
+
 def first(batch_size: Any = 8, **options: Any) -> Call:
     return lambda shards, _: next(iter(make_loader(shards, batch_size, **options)))
 
@@ -155,6 +159,13 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     (loader(worker_init_fn="f"), ArgumentError, "worker_init_fn is 'f': it must be a function"),
     (loader(num_workers=1, prefetch_factor=0), ArgumentError, "prefetch_factor is 0: it must be at least 1"),
     (loader(drop_last="no"), ArgumentError, "drop_last is 'no': it must be True or False"),
+    (loader_only(batchsize=3), ArgumentError, "StreamingDataLoader has no argument 'batchsize': did you mean 'batch_s"),
+    (loader_only(shuffle=True), ArgumentError, "StreamingDataLoader has no argument 'shuffle': StreamingDataset has"),
+    (
+        first(num_workers=1, multiprocessing_context="spawn", collate_fn=lambda samples: samples),
+        ArgumentError,
+        "1 workers cannot be started .* be functions that a module defines, or fork workers",
+    ),
     (lambda *_: StreamingDataLoader(range(3)), ArgumentError, "dataset is a range"),  # type: ignore[arg-type]
     (own("__getitem__"), ArgumentError, r"is a Own, whose own __getitem__ no worker calls: .* transform="),
     (own("__iter__"), ArgumentError, r"is a Own, whose own __iter__ no worker calls: .* transform="),
@@ -225,6 +236,7 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's, before the error
 @pytest.mark.parametrize(("call", "error", "pattern"), CALLS)
 def test_what_cannot_work_is_refused_with_the_remedy(
     shards: Path, tmp_path: Path, call: Call, error: type[Exception], pattern: str

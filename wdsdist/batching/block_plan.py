@@ -43,7 +43,7 @@ class Rule:
     drops: bool = False
     """Whether samples that cannot be dealt evenly are dropped (true) or others are repeated (false)."""
     label: str = ""
-    """The fields of a state that a resume inside an epoch must match."""
+    """The name of the rule, which a state must have for a resume inside an epoch."""
     length: str | None = None
     """The column of lengths."""
     buckets: str | None = None

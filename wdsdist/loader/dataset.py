@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -130,7 +130,7 @@ class StreamingDataset(IterableDataset[Any]):
         **kwargs: Unpack[OpenOptions],
     ) -> None:
         super().__init__()
-        _check_names(type(self), kwargs)
+        check_names(StreamingDataset, kwargs, OpenOptions.__annotations__)
         with frozen():  # clients of stores are imported here
             self.manifest = catalog.open(shards, **kwargs)
         self.drop_last, self.mark_padding = check_flag("drop_last", drop_last), check_flag("mark_padding", mark_padding)
@@ -257,16 +257,14 @@ class StreamingDataset(IterableDataset[Any]):
 
     def plan(self, epoch: int = 0, config: OrderConfig | None = None) -> EpochPlan:
         """Return the plan of an epoch that no `StreamingDataLoader` makes batches of."""
-        config = self.order_config if config is None else config
-        own = self.identity()
+        config, size = config or self.order_config, self.identity().world_size
         fixed = FixedBatches(
             batch_size=self.batch_size or 1,
             drop_last=self.drop_last,
             drop_last_batch=False,
             mark_padding=self.mark_padding,
         )
-        order = config.order(config.settings(own.world_size), epoch)
-        return fixed.plan(order, Position(epoch), World(own.world_size, own.ranks_per_node))
+        return fixed.plan(config.order(config.settings(size), epoch), Position(epoch), World(size))
 
     def state_dict(self) -> State:
         """Return how many samples of its part of an epoch this process has taken, for a loader that asks its workers.
@@ -330,12 +328,10 @@ class EpochSampler(Sampler[None]):
         self._dataset.chosen_epoch.choose(epoch)
 
 
-def _check_names(kind: type, open_options: OpenOptions) -> None:
-    """Raise `ArgumentError` for an argument that no data set has."""
-    known = OpenOptions.__annotations__
-    name = next((name for name in open_options if name not in known), None)
+def check_names(kind: type, options: Collection[str], known: Collection[str] = ()) -> None:
+    """Raise `ArgumentError` for an argument that is neither in the signature of a class nor known."""
+    name = next((name for name in options if name not in known), None)
     if name is not None:
-        names = [*inspect.signature(StreamingDataset).parameters][1:-1]
-        raise ArgumentError(
-            f"{kind.__name__} has no argument {name!r}: {hint(name, [*names, *known], 'it has')}", argument=name
-        )
+        own, of_dataset = ([*inspect.signature(each).parameters][1:-1] for each in (kind, StreamingDataset))
+        advice = "StreamingDataset has it" if name in of_dataset else hint(name, [*own, *known], "it has")
+        raise ArgumentError(f"{kind.__name__} has no argument {name!r}: {advice}", argument=name)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
@@ -19,7 +19,7 @@ from wdsdist._util.host import cpu_count
 from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, StateError
-from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset
+from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset, check_names
 from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, EpochMeter, LoaderStats
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.frozen import frozen
@@ -101,7 +101,9 @@ class StreamingDataLoader(DataLoader[BatchT]):
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
+        **others: Never,
     ) -> None:
+        check_names(StreamingDataLoader, others)
         _check_dataset(dataset)
         if num_workers is None:
             num_workers = min(_MOST_WORKERS, share_of_cores(cpu_count(), dataset.identity().local_world_size))
@@ -249,8 +251,10 @@ class StreamingDataLoader(DataLoader[BatchT]):
         return LoaderStats() if self._meter is None else self._meter.stats()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers stay with the process that started them, and so does what they did.
-        return {**self.__dict__, "_iterator": None, "_meter": None, "_prefetch": None}
+        # Workers stay with the loader and the process that started them, and so does what they did.
+        own = {"_worker_dataset": replace(self._worker_dataset), "_tickets": Tickets(self.num_workers)}
+        own |= {"_planner": copy.copy(self._planner), "_progress": copy.copy(self._progress)}
+        return {**self.__dict__, **own, "_iterator": None, "_meter": None, "_prefetch": None}
 
     def _begin(self) -> tuple[Iterator[Any], EpochMeter]:
         """Start the workers on the next epoch, or resume one; return their messages, and the meter of throughput."""

@@ -213,8 +213,8 @@ def _check_classes(dataset: StreamingDataset) -> None:
     """Raise `ArgumentError` if data sets number classes differently, and one function decodes the labels of both."""
     first, known = 0, dict[Any, tuple[str, str]]()
     for data in dataset.manifest.data_sets:
-        spec, label = dataset.sample_reader.spec(first), data.sources[0].label
-        first += len(data.counts)
+        spec = [spec for start, spec in dataset.sample_reader.specs.items() if start <= first][-1]
+        first, label = first + len(data.counts), data.sources[0].label
         if not spec.fields.are_all and "cls" not in spec.fields.names:
             continue
         for number, name in enumerate(data.extra.get("classes", ())):

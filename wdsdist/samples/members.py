@@ -123,7 +123,7 @@ class Members:
             return self.specs[shard].fields.choose(shard.layout(sample))
         except SampleError as error:
             message = f"sample {shard.key(sample)!r} of {shard.name} {error}; if only some samples lack it, ask for "
-            raise self._bad_sample(row, f"{message}{error.field + '?'!r}", error.field, error.reason) from None
+            raise self._bad_sample(row, f"{message}{error.field + '?'!r}", error.field, error.reason, error) from None
 
     def columns(self, *, deferred: bool, copied: bool) -> Batch | None:
         """Return the batch as columns; ``None`` if its samples differ in their fields, or some are to be replaced.
@@ -251,12 +251,11 @@ class Members:
             return spec.decoder(extension, data, self.seeds[row], unzip, field=field, part=self.parts[row])
         except SampleError as error:
             message = f"{shard.name}: member {shard.key(sample)}.{extension}: {error}"
-            is_advised = is_fault_of_sample(error)
-            raise self._bad_sample(row, message, field, str(error), is_advised=is_advised) from error
+            raise self._bad_sample(row, message, field, str(error), error) from error
 
-    def _bad_sample(self, row: int, message: str, field: str, reason: str, *, is_advised: bool = True) -> SampleError:
+    def _bad_sample(self, row: int, message: str, field: str, reason: str, cause: Exception) -> SampleError:
         """Return the error of a sample that lacks a field, or whose field does not decode."""
-        replaces = self.specs[self.shards[row]].policy.replaces
-        error = SampleError(f"{message}{ADVICE if is_advised and not replaces else ''}")
+        is_replaced = self.specs[self.shards[row]].policy.replaces
+        error = SampleError(message if is_replaced or not is_fault_of_sample(cause) else message + ADVICE)
         error.field, error.reason = field, reason
         return error

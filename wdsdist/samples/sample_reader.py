@@ -26,7 +26,7 @@ from wdsdist.shards.source import Members as ShardMembers
 from wdsdist.shards.source import ShardSource, picks_of
 
 _AUGMENTATION, _SUBSTITUTE = 3, 4
-"""Keep the seeds of samples and the choice of substitutes apart from the keys of the order, which hash others."""
+"""Keep the seeds of samples and the choice of substitutes apart; in keys of the order no words follow such words."""
 
 Misfits = Callable[[int, Int64s, int], Int64s]
 """(shard, samples, index) -> penalty for replacing ``samples[index]`` by each sample; 0 fits."""
@@ -69,13 +69,12 @@ class SampleReader:
         """Return a reader of other shards, or of the same for another thread, through the same cache."""
         return replace(self, source=self.source.with_manifest(manifest))
 
-    def spec(self, shard: int) -> SampleSpec:
-        """Return how the samples of a shard are made."""
+    def _spec(self, shard: int) -> SampleSpec:
         return self._specs[bisect_right(self._first_shards, shard) - 1]
 
     def epoch_members(self, shard: int) -> ShardMembers | None:
         """Return which members of a shard an epoch reads; ``None`` for all."""
-        return self.spec(shard).fields.of_epoch(picks_of(self._manifest, shard))
+        return self._spec(shard).fields.of_epoch(picks_of(self._manifest, shard))
 
     def sample(self, shard: int, sample: int, epoch: int, padding: bool | None = None, *, strict: bool = False) -> Any:
         """Return one sample, decoded and transformed; a substitute if it is bad and its policy replaces it.
@@ -140,7 +139,7 @@ class SampleReader:
             """Return the members of a shard that the samples of the batch are made of."""
             picks, own = picks_of(self._manifest, number), samples[shards == number]
             stored = own if picks is None else picks[own].astype(np.int64)
-            return self.spec(number).fields.members(index, stored)
+            return self._spec(number).fields.members(index, stored)
 
         opened = self.source.open({number: partial(needed, number) for number in sorted(set(numbers))})
         stored = samples.tolist()
@@ -151,7 +150,7 @@ class SampleReader:
             keys = mix_keys(mix_key(self._seed), epochs, _AUGMENTATION, shards, samples)
             seeds = (keys >> np.uint64(1)).tolist()
         return Members(
-            specs={shard: self.spec(number) for number, shard in opened.items()},
+            specs={shard: self._spec(number) for number, shard in opened.items()},
             optional=self._optional,
             shards=[opened[number] for number in numbers],
             samples=stored,

@@ -192,8 +192,7 @@ class Decoder:
     @property
     def itemsizes(self) -> dict[str, int]:
         """Bytes of an element of each raw array, by extension."""
-        arrays = {name: array for name, array in self.functions.items() if isinstance(array, RawArray)}
-        return {name: array.dtype.itemsize for name, array in arrays.items()}
+        return {name: each.dtype.itemsize for name, each in self.functions.items() if isinstance(each, RawArray)}
 
     def check_extensions(self, known: Collection[str], fields: Collection[str]) -> None:
         """Raise `ArgumentError` when ``decode=`` maps an extension that no sample has, which is likely a typo.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OrderName = Literal["shard", "sampler"]
 
-# Distinct first words keep the hashes for shards, for windows, for turns and for blocks apart.
+# Distinct last words keep the hashes for shards, for windows, for turns and for blocks apart.
 _SHARDS, _WINDOWS, _TURNS, _BLOCKS = 1, 2, 3, 4
 
 # Measured on class-sorted data: up to 16 shards each doubling mixes batches about as much as the first one did,
@@ -280,10 +280,10 @@ class LaneWindows:
     """The windows of all lanes of an epoch's order: runs of samples that are shuffled together.
 
     All windows of a lane have the same size, but for the last, which has what is left. The first window is read in
-    *blocks*, runs of neighbouring samples, of which it has `_LEAST_BLOCKS` or more: the blocks are in random order, and
-    its first 1/64 is shuffled by itself, then the samples up to 1/16, up to 1/4, and the rest. So the first batches of
-    an epoch have samples of all shards of the window, and read a few ranges of bytes of each, which serve several
-    batches.
+    *blocks*, runs of neighbouring samples, at least `_LEAST_BLOCKS` or one for each sample: the blocks are in random
+    order, and its first 1/64 is shuffled by itself, then the samples up to 1/16, up to 1/4, and the rest. So the first
+    batches of an epoch have samples of all shards of the window, and read a few ranges of bytes of each, which serve
+    several batches.
     """
 
     lengths: Int64s

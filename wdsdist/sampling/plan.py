@@ -165,7 +165,7 @@ class Batcher:
     """The rule that makes the batches of a data set's epochs. Its defaults are for batches that need no columns."""
 
     label: str
-    """The fields of a state that a resume inside an epoch must match."""
+    """The name of the rule, which a state must have for a resume inside an epoch."""
     is_plain = False
     """Whether each batch has the next samples of the order, so that making one is little work."""
     collate: Callable[..., Any] | None = None

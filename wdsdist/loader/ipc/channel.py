@@ -15,19 +15,19 @@ from wdsdist.samples.collate import gather
 _WAYS_OUT = "lower batch_size, num_workers or prefetch_factor"
 
 _SPARE_SLOTS = 2
-"""For each worker, beyond the batches that it makes ahead: the batches that a training loop usually holds."""
+"""For each worker, beyond the groups that it makes ahead: the groups whose batches a training loop usually holds."""
 
 _CAUTION = 4
 """Groups may take this fraction of the free memory: a quarter."""
 
 _LONG_PICKLE = 8 << 10
-"""Bytes of a batch's pickle from which it travels in a slot too: a short one costs less in the message itself."""
+"""Bytes of a group's pickle from which it travels in a slot too: a short one costs less in the message itself."""
 
 _ALIGNMENT = 64
 _SMALL = 8 << 20
-"""Bytes up to which a slot grows whatever batches were like before."""
+"""Bytes up to which a slot grows whatever groups were like before."""
 _OUTLIER = 4
-"""Times the mean size at which a batch is not worth a slot of its size."""
+"""Times the mean size at which a group is not worth a slot of its size."""
 
 _MOST_BATCHES = 32
 _MOST_BYTES = 16 << 20
@@ -37,7 +37,7 @@ _LEAST_GROUPS = 4
 
 
 class Channel:
-    """The channel of a loader's batches from its workers, made before they start. It sends pickles of the batches.
+    """The channel of a loader's batches from its workers, made before they start. It sends pickles of groups of them.
 
     Args:
         num_workers: worker processes.
@@ -63,16 +63,16 @@ class Channel:
         self.worker = 0
         """The worker in whose process this is; each writes to slots of its own."""
         self._table = table
-        self._mean = 0.0  # bytes of this worker's batches
+        self._mean = 0.0  # bytes of this worker's groups
 
-    def send(self, batch: Any) -> Parcel:
-        """Return a batch in the form in which it is sent, with a copy of its buffers.
+    def send(self, group: Any) -> Parcel:
+        """Return a group of batches in the form in which it is sent, with a copy of their buffers.
 
-        They travel in the message itself if all slots are held, or if the batch is so much larger than the others that
+        They travel in the message itself if all slots are held, or if the group is so much larger than the others that
         its slot would lie idle from then on. Raises `SharedMemoryError` if a slot for it does not fit into memory.
         """
         try:
-            rest, pieces = seal(batch)
+            rest, pieces = seal(group)
         except Exception as error:  # each type that does not pickle raises its own
             raise ArgumentError(
                 f"a batch cannot be sent from its worker ({error}): let transform= and collate_fn= return what "
@@ -91,7 +91,7 @@ class Channel:
         try:
             taken = self._table.take(self.worker, max(end, 1), max(_SMALL, _OUTLIER * usual))
         except SharedMemoryError as error:
-            raise SharedMemoryError(f"a batch of {sum(sizes):,} bytes does not fit: {error}: {_WAYS_OUT}") from error
+            raise SharedMemoryError(f"batches of {sum(sizes):,} bytes do not fit: {error}: {_WAYS_OUT}") from error
         if taken is None:
             return Parcel(rest, [bytearray().join(piece) for piece in pieces])
         slot, memory = taken
@@ -102,7 +102,7 @@ class Channel:
 
 
 class Parcel:
-    """A batch on its way; unpickling it gives the batch."""
+    """A group of batches on its way; unpickling it gives the group."""
 
     __slots__ = ("_contents",)
 
@@ -114,7 +114,7 @@ class Parcel:
 
 
 def _unpacked(rest: bytes, pieces: list[Any], place: tuple[tuple[int, int], int, int, list[int]] | None = None) -> Any:
-    """Return the batch; ``pieces`` are buffers, or the sizes of its parts in a slot; a long pickle is the last one."""
+    """Return the group; ``pieces`` are buffers, or the sizes of its parts in a slot; a long pickle is the last one."""
     if place is not None:
         token, slot, capacity, starts = place
         table = TABLES.get(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pickle
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type:
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wdsdist._util.files import open_files_remedy
-from wdsdist.errors import SharedMemoryError, StateError, StorageError
+from wdsdist.errors import ArgumentError, SharedMemoryError, StateError, StorageError
 from wdsdist.storage.waiting import LongWait
 
 _log = logging.getLogger("wdsdist")
@@ -84,6 +85,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 raise SharedMemoryError(
                     f"the locks of {workers} cannot be made in {_LOCKS} ({error.strerror}): give the container a "
                     f"{_LOCKS} that is writable and has room (--shm-size), or pass num_workers=0"
+                ) from error
+            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and "pickle" in str(error):
+                raise ArgumentError(
+                    f"{workers} cannot be started ({error}): let decode=, transform=, collate_fn= and worker_init_fn= "
+                    f'be functions that a module defines, or fork workers, as multiprocessing_context="fork" does'
                 ) from error
             raise
         self._workers_done_event: Any = _ShutdownEvent(self._workers_done_event, self._workers, self._index_queues)

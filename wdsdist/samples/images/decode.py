@@ -327,11 +327,7 @@ class DecodeImage:
                 cv2.split(pixels, list(planes))  # ten times as fast as a transposing copy by numpy or torch
                 tensor = torch.from_numpy(planes)
             return tensor / 255 if as_float else tensor
-        if not as_float:
-            return pixels
-        values = pixels.astype(np.float32)
-        values /= 255
-        return values
+        return np.divide(pixels, 255, dtype=np.float32) if as_float else pixels
 
 
 def converted(image: Image.Image) -> Image.Image:

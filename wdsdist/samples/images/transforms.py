@@ -22,8 +22,6 @@ from wdsdist.errors import ArgumentError, SampleError
 from wdsdist.samples.images.decode import MAX_PIXELS, EncodedImage, Pixels, check_max_pixels, check_size, opencv
 from wdsdist.samples.marks import seeded
 
-__all__ = ["RandomResizedCrop", "ResizeCenterCrop", "seeded"]
-
 if TYPE_CHECKING:
     import torch
 
