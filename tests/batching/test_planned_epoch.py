@@ -145,7 +145,7 @@ def short() -> PlannedEpoch:
 
 
 def test_an_epoch_is_over_with_the_last_batch_that_has_samples(short: PlannedEpoch) -> None:
-    positions = [short.reached(0).position]
+    positions = [short.start]
     positions += [batch.reached.position for _, batch in short.batches(rank=0) if batch.reached is not None]
     assert [short.is_over(position) for position in positions] == [False, False, True]
     assert positions[-1] == Position(0, 9)

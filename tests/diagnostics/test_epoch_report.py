@@ -35,7 +35,7 @@ class Epoch:
     def __init__(self, counts: Any, ranks: int, per_node: int, settings: OrderSettings, plan: EpochPlan) -> None:
         self.counts, self.sizes = np.array(counts), 1000 + np.arange(len(counts))
         self.world, self.settings = World(ranks, per_node), settings
-        self.plan = ordered(plan, epoch_order(self.counts, settings, plan.epoch))
+        self.plan = ordered(plan, epoch_order(self.counts, settings, plan.start.epoch))
         assert self.plan.order is not None
         self.order = self.plan.order.make()
 
@@ -51,7 +51,7 @@ def epochs(draw: st.DrawFn, name: Any = None) -> Epoch:
         settings = replace(settings, name=name)
     plan = EpochPlan(
         num_samples=int(counts.sum()), num_replicas=ranks, batch_size=draw(st.integers(1, 10)), drop_last=False,
-        drop_last_batch=draw(st.booleans()), epoch=3,
+        drop_last_batch=draw(st.booleans()), start=Position(3),
     )  # fmt: skip
     return Epoch(counts, ranks, draw(st.integers(1, 3)), settings, plan)
 

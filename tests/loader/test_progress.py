@@ -29,7 +29,7 @@ At = tuple[int, int]
 def plan(position: Position) -> EpochPlan:
     return EpochPlan(
         num_samples=TOTAL, num_replicas=1, batch_size=64, drop_last=False, drop_last_batch=True,
-        start=position.consumed, epoch=position.epoch,
+        start=position,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tests.support.orders import ordered
 from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import OrderSettings, epoch_order
-from wdsdist.sampling.plan import WorkerBatches
+from wdsdist.sampling.plan import Position, WorkerBatches
 
 Batches = list[list[int]]
 
@@ -48,7 +48,7 @@ def gathered(plan: EpochPlan, batch: int) -> Int64s:
 @example(plan_of(3, 8, 2), 0.0)  # ranks that have nothing but padding
 @example(plan_of(41, 8, 5), 0.0)  # padding fills one rank's last batch, and reaches into the next
 def test_marked_padding_ends_what_ranks_gather_and_all_else_comes_once(plan: EpochPlan, share: float) -> None:
-    plan = replace(plan, drop_last=False, mark_padding=True, start=int(share * plan.num_samples))
+    plan = replace(plan, drop_last=False, mark_padding=True, start=Position(0, int(share * plan.num_samples)))
     plain = replace(plan, mark_padding=False)
     for batch in range(plan.batches_per_rank):
         found, usual = gathered(plan, batch), gathered(plain, batch)
@@ -61,7 +61,7 @@ def test_marked_padding_ends_what_ranks_gather_and_all_else_comes_once(plan: Epo
             assert found.tolist() == usual.tolist()
     if not plan.drop_last_batch:
         everything = np.concatenate([np.empty(0, int), *map(partial(gathered, plan), range(plan.batches_per_rank))])
-        assert sorted(everything[everything < plan.num_samples]) == list(range(plan.start, plan.num_samples))
+        assert sorted(everything[everything < plan.num_samples]) == list(range(plan.start.consumed, plan.num_samples))
 
 
 @given(plans)
@@ -119,7 +119,7 @@ def test_a_resumed_epoch_makes_exactly_the_batches_that_were_left(plan: EpochPla
     whole = {rank: positions(plan, rank) for rank in (0, plan.num_replicas - 1)}
     batches = plan.batches_per_rank
     for done in {0, min(1, batches), data.draw(st.integers(0, batches)), max(batches - 1, 0), batches}:
-        rest = replace(plan, start=plan.reached(done).position.consumed)
+        rest = replace(plan, start=plan.reached(done).position if done else plan.start)
         assert rest.batches_per_rank == batches - done
         for rank, of_rank in whole.items():
             assert positions(rest, rank) == of_rank[done:]

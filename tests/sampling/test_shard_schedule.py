@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 
@@ -15,6 +16,7 @@ from wdsdist._util.array_types import Int64s
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.mix_order import Deal, MixOrder
 from wdsdist.sampling.order import Order, OrderSettings, ShardOrder, epoch_order
+from wdsdist.sampling.plan import Position
 from wdsdist.sampling.shard_schedule import upcoming
 
 
@@ -37,7 +39,7 @@ def epochs(draw: st.DrawFn) -> tuple[Order, EpochPlan]:
         batch_size=draw(st.integers(1, 10)),
         drop_last=draw(st.booleans()),
         drop_last_batch=draw(st.booleans()),
-        start=draw(st.integers(0, int(counts.sum()))),
+        start=Position(0, draw(st.integers(0, int(counts.sum())))),
         mark_padding=draw(st.booleans()),
     )
     return epoch_order(counts, draw(order_settings), 3), plan
@@ -129,7 +131,8 @@ def test_the_shards_of_a_window_that_is_read_in_blocks_are_told_before_they_are_
     counts = np.random.default_rng(seed).integers(0, 2000, 12)
     total = int(counts.sum())
     order = epoch_order(counts, OrderSettings(window=9000, seed=seed, num_canonical_replicas=2), 1)
-    plan = EpochPlan(num_samples=total, num_replicas=3, batch_size=7, drop_last=False, drop_last_batch=False, start=91)
+    plan = EpochPlan(num_samples=total, num_replicas=3, batch_size=7, drop_last=False, drop_last_batch=False)
+    plan = replace(plan, start=Position(0, 91))
     for batch in (0, 40):
         uses = list(upcoming(order, plan, rank=2, batch=batch))
         for number, shards in enumerate(walked(order, plan, 2, batch), batch):

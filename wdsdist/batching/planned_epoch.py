@@ -283,9 +283,6 @@ class PlannedEpoch:
             yield from (Use(batches[0], batches[1], shard) for shard, batches in uses.items())
             first += block.steps
 
-    def reached(self, batches: int) -> Reached:
-        return Reached(self.start, 0)
-
     def is_over(self, position: Position) -> bool:
         """Return whether no batch is left after a position of the epoch: its last block may have too little."""
         if position.consumed >= self.num_samples:

@@ -118,9 +118,9 @@ def epoch_report(plan: Plan, settings: OrderSettings, world: World, counts: Int6
     assert isinstance(plan, EpochPlan | PlannedEpoch)
     nodes = [world.node_of(rank) for rank in range(0, world.num_replicas, world.per_node)]
     figures, opened = _fixed(plan, nodes) if isinstance(plan, EpochPlan) else _planned(plan, nodes, len(counts))
-    epoch = plan.epoch if isinstance(plan, EpochPlan) else plan.start.epoch
     ranks = min(world.per_node, world.num_replicas)
-    needed = functools.partial(bytes_at_once, counts, sizes, settings, num_replicas=world.num_replicas, epoch=epoch)
+    about = {"num_replicas": world.num_replicas, "epoch": plan.start.epoch}
+    needed = functools.partial(bytes_at_once, counts, sizes, settings, **about)
     requests = 1 - (-sizes // policy.part_bytes)  # one for each part, and one for the index
     return EpochReport(
         **figures,

@@ -17,7 +17,7 @@ import torch
 from wdsdist.batching.values import Batches, PackedRows
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import StreamingDataset
-from wdsdist.loader.epoch_iterator import AcceleratedBatches
+from wdsdist.loader.foreign_loaders import AcceleratedBatches
 from wdsdist.loader.loader import StreamingDataLoader
 from wdsdist.samples.collate import PADDING
 

@@ -14,6 +14,7 @@ from wdsdist.errors import StateError
 from wdsdist.loader.ipc.failure import WorkerFailure
 from wdsdist.loader.worker_iterator import Message, NotedBatch
 from wdsdist.samples.bad_samples import BadSampleLog, Replaced
+from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.plan import Plan, Position, Reached
 from wdsdist.shards.source import Counters
 
@@ -162,7 +163,7 @@ class EpochMeter:
         planned = self.plan.batches_per_rank
         figures = self._counted._replace(shards_fetched=min(self._counted.shards_fetched, self.num_copied))
         return LoaderStats(
-            epoch=self.plan.reached(0).position.epoch,
+            epoch=self.plan.start.epoch,
             batches=self.batches,
             planned_batches=self.batches if planned is None else planned,
             samples=self._samples,
@@ -200,7 +201,7 @@ class EpochIterator(Iterator[Any]):
             raise StateError("this iteration ended with an error: iterate the loader again, or load a state first")
         if self.meter is None:
             self._messages, self.meter = self._loader._begin()
-            self.position = self.meter.plan.reached(0).position
+            self.position = self.meter.plan.start
         else:
             self.meter.ask()
         try:
@@ -239,42 +240,9 @@ class EpochIterator(Iterator[Any]):
         if isinstance(batch, NotedBatch):
             batch, replaced, reached = batch
         if reached is None:
+            assert isinstance(meter.plan, EpochPlan)
             reached = meter.plan.reached(meter.batches + 1)
         meter.answer(reached, replaced)
         self.position = reached.position
         self._loader._progress.advance(self.position)  # for a checkpoint
-        return batch
-
-
-class AcceleratedBatches(Iterator[Any]):
-    """Iterate over a loader that Accelerate has prepared, as its own loaders do.
-
-    Batches are on Accelerate's device. Meanwhile Accelerate can ask whether the current one is the last, which decides
-    when accumulated gradients are applied. It holds no more than a weak reference to this.
-    """
-
-    end_of_dataloader = False
-    remainder = -1
-    """Samples that Accelerate's `gather_for_metrics` keeps of the last batch; -1 for all."""
-
-    def __init__(self, batches: EpochIterator, *, non_blocking: bool) -> None:
-        from accelerate.state import GradientState, PartialState
-
-        self._batches = batches
-        self._non_blocking = non_blocking
-        self._gradients = GradientState()
-        self._device = PartialState().device
-
-    def __next__(self) -> Any:
-        from accelerate.utils import send_to_device
-
-        # An evaluation that was given up in between has left its references.
-        others = [batches for batches in self._gradients.dataloader_references[1:] if batches not in (None, self)]
-        self._gradients.dataloader_references = [None, *others]
-        batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
-        if self._batches.meter is not None:
-            plan = self._batches.meter.plan
-            self.end_of_dataloader = self._batches.position.consumed >= plan.num_samples
-            self.remainder = plan.last_global_batch  # only marked padding comes last in what is gathered
-        self._gradients.dataloader_references = [None, *others, self]
         return batch

@@ -24,6 +24,7 @@ from wdsdist.sampling.plan import BatchPlan, Position, World
 
 if TYPE_CHECKING:
     from wdsdist.loader.dataset import StreamingDataset
+    from wdsdist.loader.epoch_iterator import EpochIterator
     from wdsdist.samples.sample_reader import SampleReader
     from wdsdist.sampling.epoch_plan import EpochPlan
 
@@ -168,6 +169,40 @@ def _about(dataset: StreamingDataset, config: OrderConfig, state: Mapping[str, A
 
 
 # Frameworks.
+
+
+class AcceleratedBatches(Iterator[Any]):
+    """Iterate over a loader that Accelerate has prepared, as its own loaders do.
+
+    Batches are on Accelerate's device. Meanwhile Accelerate can ask whether the current one is the last, which decides
+    when accumulated gradients are applied. It holds no more than a weak reference to this.
+    """
+
+    end_of_dataloader = False
+    remainder = -1
+    """Samples that Accelerate's `gather_for_metrics` keeps of the last batch; -1 for all."""
+
+    def __init__(self, batches: EpochIterator, *, non_blocking: bool) -> None:
+        from accelerate.state import GradientState, PartialState
+
+        self._batches = batches
+        self._non_blocking = non_blocking
+        self._gradients = GradientState()
+        self._device = PartialState().device
+
+    def __next__(self) -> Any:
+        from accelerate.utils import send_to_device
+
+        # An evaluation that was given up in between has left its references.
+        others = [batches for batches in self._gradients.dataloader_references[1:] if batches not in (None, self)]
+        self._gradients.dataloader_references = [None, *others]
+        batch = send_to_device(next(self._batches), self._device, non_blocking=self._non_blocking)
+        if self._batches.meter is not None:
+            plan = self._batches.meter.plan
+            self.end_of_dataloader = self._batches.position.consumed >= plan.num_samples
+            self.remainder = plan.last_global_batch  # only marked padding comes last in what is gathered
+        self._gradients.dataloader_references = [None, *others, self]
+        return batch
 
 
 def _callers() -> dict[str, tuple[Any, str]]:

@@ -20,7 +20,7 @@ from wdsdist._util.validation import check_callable, check_flag, check_integer
 from wdsdist.distributed.identity import share_of_cores
 from wdsdist.errors import ArgumentError, StateError
 from wdsdist.loader.dataset import FRAMEWORKS, EpochSampler, StreamingDataset, check_names
-from wdsdist.loader.epoch_iterator import AcceleratedBatches, EpochIterator, EpochMeter, LoaderStats
+from wdsdist.loader.epoch_iterator import EpochIterator, EpochMeter, LoaderStats
 from wdsdist.loader.epoch_planner import EpochPlanner
 from wdsdist.loader.frozen import frozen
 from wdsdist.loader.progress import Progress
@@ -188,8 +188,11 @@ class StreamingDataLoader(DataLoader[BatchT]):
         # The loader knows its iterations by number: a reference to one would be a cycle, and workers of a dropped
         # loader would live until the collector finds it, perhaps in a forked child.
         batches = EpochIterator(self)
-        is_prepared = "_is_accelerate_prepared" in self.__dict__
-        return AcceleratedBatches(batches, non_blocking=self.pin_memory) if is_prepared else batches
+        if "_is_accelerate_prepared" not in self.__dict__:
+            return batches
+        from wdsdist.loader.foreign_loaders import AcceleratedBatches
+
+        return AcceleratedBatches(batches, non_blocking=self.pin_memory)
 
     @property
     def planned_by(self) -> str:
@@ -297,7 +300,7 @@ class StreamingDataLoader(DataLoader[BatchT]):
             messages = super().__iter__()
         # Only now: if workers cannot be started, the position stays, in the order that it belongs to.
         planner.begin(start)
-        self._progress.begin(plan.reached(0).position)
+        self._progress.begin(position)
         return messages, self._meter
 
     def _get_iterator(self) -> Any:

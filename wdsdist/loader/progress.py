@@ -196,7 +196,7 @@ class Progress:
         """
         self._heed()
         position, plan = self._next, plan_at(self._next)
-        if self._goes_past_end and plan.is_over(plan.reached(0).position):
+        if self._goes_past_end and plan.is_over(position):
             position = Position(position.epoch + 1)
             plan = plan_at(position)
         return position, plan

@@ -79,9 +79,9 @@ STRICT = BadSamplePolicy()
 def checked_path(quarantine: str | os.PathLike[str]) -> str:
     """Return the absolute path of a quarantine file. Raises `ArgumentError` if it cannot be written."""
     path = check_path("quarantine", quarantine).absolute()  # a worker may have another current folder
-    if is_remote(os.fspath(quarantine)) or path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+    if is_remote(str(quarantine)) or path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ArgumentError(
-            f"quarantine is {os.fspath(quarantine)!r}: it must be a local file in a folder that exists and can be written",
+            f"quarantine is {str(quarantine)!r}: it must be a local file in a folder that exists and can be written",
             argument="quarantine",
         )
     return str(path)

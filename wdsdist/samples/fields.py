@@ -77,8 +77,7 @@ class Fields:
         try:
             self.choose(tuple(sorted(known)))
         except SampleError as error:
-            message = f"fields names {error.field!r}, but the data set {error}"
-            raise ArgumentError(message, argument="fields") from None
+            raise ArgumentError(f"fields names {error.field!r}, but the data set {error}", argument="fields") from None
 
     def members(self, index: ShardIndex, samples: Int64s | None = None) -> Int64s:
         """Return the members of a shard, by their numbers, that the fields of some samples or all are made of."""

@@ -8,7 +8,7 @@ ranks have consumed; what is left is dealt again, to the ranks that there are th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -49,17 +49,16 @@ class EpochPlan:
     """Whether ranks are made even by dropping samples (true) or by repeating some (false)."""
     drop_last_batch: bool
     """Whether a rank's last batch is dropped if it is not full."""
-    start: int = 0
-    """``c``: samples of the epoch that are already consumed, by all ranks together."""
+    start: Position = field(default=Position(0))
+    """The epoch, and ``c``, the samples of it that all ranks together have consumed already."""
     mark_padding: bool = False
     """Whether padding is marked. It then comes last in what the ranks gather, see `line`."""
-    epoch: int = 0
     order: EpochOrder | None = field(default=None, repr=False, compare=False)
     """The order of the epoch; a plan without one counts batches, and has none."""
 
     @property
     def samples_per_rank(self) -> int:
-        left = max(self.num_samples - self.start, 0)
+        left = max(self.num_samples - self.start.consumed, 0)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
     @property
@@ -76,18 +75,18 @@ class EpochPlan:
         if not self.mark_padding:
             return -1
         size = self.batch_size * self.num_replicas
-        return min(size, self.num_samples - self.start - (self.batches_per_rank - 1) * size)
+        return min(size, self.num_samples - self.start.consumed - (self.batches_per_rank - 1) * size)
 
     def reached(self, batches: int) -> Reached:
-        consumed = self.start + batches * self.batch_size * self.num_replicas
+        """Return how far the epoch has come after so many batches of each rank, at least one."""
+        consumed = self.start.consumed + batches * self.batch_size * self.num_replicas
         if batches >= self.batches_per_rank:  # dropped samples do not come again
             consumed = self.num_samples
         left = self.samples_per_rank - (batches - 1) * self.batch_size
-        samples = min(self.batch_size, left) if batches else 0
-        return Reached(Position(self.epoch, min(consumed, self.num_samples)), samples)
+        return Reached(Position(self.start.epoch, min(consumed, self.num_samples)), min(self.batch_size, left))
 
     def is_over(self, position: Position) -> bool:
-        return position.consumed >= self.num_samples
+        return not replace(self, start=position).batches_per_rank
 
     def positions(self, *, rank: int, batch: int) -> Int64s:
         """Return the positions that make one batch of one rank."""
@@ -99,10 +98,10 @@ class EpochPlan:
         With ``mark_padding``, padding ends what the ranks gather of the last batch, in the order of ranks, so that
         frameworks can cut it off. A rank before the last ones therefore takes one of their samples in place of padding.
         """
-        line = self.start + steps * self.num_replicas + rank
+        line = self.start.consumed + steps * self.num_replicas + rank
         first = (self.batches_per_rank - 1) * self.batch_size
         size = self.samples_per_rank - first  # of the last batch, on each rank
-        padding = self.start + self.samples_per_rank * self.num_replicas - self.num_samples
+        padding = self.start.consumed + self.samples_per_rank * self.num_replicas - self.num_samples
         is_last = self.mark_padding and padding > 0 and len(steps) and steps[-1] >= first
         if not is_last or size > self.batch_size:  # then padding lies in a batch that is dropped
             return line
@@ -114,7 +113,7 @@ class EpochPlan:
             mine = own // size == rank
             for offset, source in zip(own[mine] % size, other[mine], strict=True):
                 line[steps == first + offset] = (
-                    self.start + (first + source % size) * self.num_replicas + source // size
+                    self.start.consumed + (first + source % size) * self.num_replicas + source // size
                 )
         return line
 
@@ -164,8 +163,7 @@ class FixedBatches(Batcher):
         return EpochPlan(
             num_samples=order.num_samples,
             num_replicas=world.num_replicas,
-            start=position.consumed,
-            epoch=position.epoch,
+            start=position,
             order=order,
             **asdict(self),
         )

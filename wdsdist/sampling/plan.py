@@ -113,7 +113,7 @@ class BatchPlan(NamedTuple):
     pieces: Pieces | None = None
     """Which tokens of each sample go into which row; ``None`` for batches that are not rows."""
     reached: Reached | None = None
-    """How far the epoch has come with the batch; ``None`` if `Plan.reached` knows by its number."""
+    """How far the epoch has come with the batch; ``None`` if `EpochPlan.reached` knows by its number."""
 
 
 class Plan(Protocol):
@@ -136,6 +136,10 @@ class Plan(Protocol):
         """Batches that each rank makes; ``None`` if only a pass over the lengths of all samples tells."""
 
     @property
+    def start(self) -> Position:
+        """Where the plan begins: at the start of the epoch, or after what was consumed before a resume."""
+
+    @property
     def last_global_batch(self) -> int:
         """Samples, without padding, that the ranks gather of the last batch; -1 if padding does not end it."""
 
@@ -149,12 +153,6 @@ class Plan(Protocol):
         """Yield the shards that a rank needs from a batch on, in the order of their first use.
 
         ``None`` stands for uses that are not planned yet: ask again later, or call with ``waits``.
-        """
-
-    def reached(self, batches: int) -> Reached:
-        """Return how far the epoch has come after so many batches of each rank, or the start for 0 batches.
-
-        Only plans whose batches do not say it themselves answer for more than 0.
         """
 
     def is_over(self, position: Position) -> bool:

@@ -65,7 +65,7 @@ def upcoming(order: Order, plan: EpochPlan, *, rank: int, batch: int = 0) -> Ite
     """
     taken = min(plan.samples_per_rank, plan.batches_per_rank * plan.batch_size)
     # From here on a rank takes samples from the start of the epoch again, to be even with the others.
-    padded = min(taken, max(0, -(-(plan.num_samples - plan.start - rank) // plan.num_replicas)))
+    padded = min(taken, max(0, -(-(plan.num_samples - plan.start.consumed - rank) // plan.num_replicas)))
     if plan.mark_padding:  # ranks may exchange samples in their last batch
         padded = min(padded, max(0, plan.batches_per_rank - 1) * plan.batch_size)
     first = batch * plan.batch_size
@@ -82,7 +82,7 @@ def _of_lane(order: ShardOrder, plan: EpochPlan, rank: int, steps: range, first:
     """Yield a rank's uses of one lane, which it meets in ``steps``, from step ``first`` on."""
     if not steps:
         return
-    begin, lane = divmod(plan.start + steps[0] * plan.num_replicas + rank, order.num_lanes)
+    begin, lane = divmod(plan.start.consumed + steps[0] * plan.num_replicas + rank, order.num_lanes)
     advance = steps.step * plan.num_replicas // order.num_lanes  # in the lane, from one of the steps to the next
     number = max(0, -(-(first - steps[0]) // steps.step))
     stretches = order.lane_stretches(lane)
