@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -108,44 +109,37 @@ def test_ranks_that_would_plan_other_batches_are_told_before_the_first(ranks: Ra
         assert re.search(message, error_of_the_second(ranks))
 
 
-def test_ranks_that_choose_other_samples_are_told_before_the_first_batch(
-    ranks: Ranks, shards: Path, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(shards, tmp_path / "copy")  # a node may have the data set elsewhere
-    for rank, folder in enumerate((shards, copy)):
+def test_ranks_that_choose_other_samples_are_told_before_the_first(ranks: Ranks, shards: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards, tmp_path / "1")  # a node may have the data set elsewhere
+    for rank, folder in enumerate((shards, tmp_path / "1")):
         open_on(ranks, rank, open_view, str(folder), sample=20)
     check_alike(ranks)
-    for rank, folder in enumerate((shards, copy)):
-        open_on(ranks, rank, open_view, str(folder), sample=20, seed=rank)
+    for rank in range(2):
+        open_on(ranks, rank, open_view, str(shards), sample=20, seed=rank)
     assert "rank 1 reads another epoch than rank 0 (fingerprint is '" in error_of_the_second(ranks)
 
 
-def open_and_set(folder: str, how: Mapping[str, Any]) -> None:
-    """Open a loader of batches of 2 with options of the data set or the loader, or call a method of it."""
-    options, called = dict(how), {name: how[name] for name in ("set_epoch", "load_state_dict") if name in how}
-    of_loader = {name: options.pop(name) for name in ("batch_size", *called) if name in options}
-    loader = StreamingDataLoader(StreamingDataset(folder, **options), of_loader.get("batch_size", 2), num_workers=0)
-    for name, value in called.items():
-        getattr(loader, name)({**loader.state_dict(), "consumed": 8} if value is None else value)
+def open_changed(folder: str, batch_size: int = 2, change: Any = id, **options: Any) -> None:
+    loader = StreamingDataLoader(StreamingDataset(folder, **options), batch_size, num_workers=0)
+    change(loader)
     _loaders.append(loader)
 
 
-@pytest.mark.parametrize(
-    ("how", "difference"),
-    [
-        ({"seed": 1}, "seed is 1, not 0"),
-        ({"shuffle": False}, "shuffle is False, not True; "),
-        ({"batch_size": 3}, "batch_size is 3, not 2"),
-        ({"set_epoch": 4}, "epoch is 4, not 0"),
-        ({"load_state_dict": None}, "consumed is 8, not 0"),
-    ],
-)
-def test_ranks_that_would_begin_another_epoch_are_told_before_the_first_batch(
-    ranks: Ranks, shards: Path, how: dict[str, Any], difference: str
-) -> None:
-    for rank in range(2):
-        open_on(ranks, rank, open_and_set, str(shards), how if rank else {})
-    assert f"rank 1 reads another epoch than rank 0 ({difference}" in error_of_the_second(ranks)
+def resume(loader: StreamingDataLoader) -> None:
+    loader.load_state_dict({**loader.state_dict(), "consumed": 8})
+
+
+def test_ranks_that_would_begin_another_epoch_are_told_before_the_first_batch(ranks: Ranks, shards: Path) -> None:
+    for difference, options in {
+        "seed is 1, not 0": {"seed": 1},
+        "shuffle is False, not True": {"shuffle": False},
+        "batch_size is 3, not 2": {"batch_size": 3},
+        "epoch is 4, not 0": {"change": methodcaller("set_epoch", 4)},
+        "consumed is 8, not 0": {"change": resume},
+    }.items():
+        open_on(ranks, 0, open_changed, str(shards))
+        open_on(ranks, 1, open_changed, str(shards), **options)
+        assert f"rank 1 reads another epoch than rank 0 ({difference}" in error_of_the_second(ranks)
 
 
 def test_a_loader_is_compared_with_the_same_loader_of_other_ranks(ranks: Ranks, shards: Path) -> None:
@@ -155,14 +149,12 @@ def test_a_loader_is_compared_with_the_same_loader_of_other_ranks(ranks: Ranks, 
 def _two_in_turn(folder: str) -> int:
     """Iterate two loaders in an order of the rank's own; rank 0 has read with a third one before."""
     rank = torch.distributed.get_rank()
-
-    def open_seeded(seed: int) -> StreamingDataLoader:
-        return StreamingDataLoader(StreamingDataset(folder, seed=seed), 2, num_workers=0)
-
     if rank == 0:
-        next(iter(open_seeded(7)))
-    loaders = [open_seeded(seed) for seed in range(2)]
-    return len([next(iter(loader)) for loader in loaders[:: 1 - 2 * rank]])
+        open_changed(folder, seed=7)
+        play()
+    for seed in range(2):
+        open_changed(folder, seed=seed)
+    return len([next(iter(loader)) for loader in _loaders[-2:][:: 1 - 2 * rank]])
 
 
 @pytest.mark.parametrize("opening", [open_loader, open_mix])
