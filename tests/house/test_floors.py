@@ -54,7 +54,7 @@ AROUND_THE_CORE = {"batching", "curation", "media", "packing", "diagnostics", "i
 
 NOT_PYTHON = {"py.typed"}
 
-READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host"}
+READS_ENVIRONMENT = {"distributed", "storage.http", "storage.s3", "_util.host", "cli.output"}
 IMPORTS_TORCH = {
     "batching.collation", "samples.collate", "samples.sample_spec",
     "loader.dataset", "loader.device_prefetch",

@@ -8,11 +8,7 @@ from typing import Any
 
 
 def dumps(data: Any, *, indent: int | None = None) -> str:
-    """Return data as JSON that every parser reads.
-
-    >>> dumps({"fill": float("nan"), "rates": [1.5, float("inf")]})
-    '{"fill": null, "rates": [1.5, null]}'
-    """
+    """Return data as JSON that every parser reads."""
     return json.dumps(_finite(data), allow_nan=False, indent=indent)
 
 

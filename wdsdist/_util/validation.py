@@ -70,11 +70,7 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return a number of seconds above 0, which may be ``inf``. Raises `ArgumentError` for anything else.
-
-    >>> check_seconds("timeout", 30)
-    30.0
-    """
+    """Return a number of seconds above 0, which may be ``inf``. Raises `ArgumentError` for anything else."""
     seconds = as_number(value)
     if seconds is None or not seconds > 0:  # nan is refused too: every comparison with it is false
         raise ArgumentError(f"{name} is {value!r}: it must be a number of seconds above 0", argument=name)

@@ -48,11 +48,7 @@ class Segment(NamedTuple):
 
 
 def joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Return segments in which those that follow one another on the same world are one: a resume there changes no plan.
-
-    >>> joined([Segment(2, 1, 512, 0, 5), Segment(2, 1, 512, 0, 3), Segment(4, 1, 512, 0, 1)])[0].steps
-    8
-    """
+    """Return segments, with those joined that follow one another on one world: a resume changes no plan."""
     result: list[Segment] = []
     for segment in segments:
         if result and result[-1][:-1] == segment[:-1]:
@@ -62,11 +58,7 @@ def joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def written(segments: Iterable[Segment]) -> str:
-    """Return segments as a string for a `Position`.
-
-    >>> written([Segment(2, 1, 512, 0, 5), Segment(4, 1, 512, 0, 1)])
-    '2,1,512,0,5;4,1,512,0,1'
-    """
+    """Return segments as a string for a `Position`."""
     return ";".join(",".join(map(str, segment)) for segment in segments)
 
 

@@ -227,11 +227,7 @@ def names(manifest: Manifest) -> list[str]:
 
 
 def file_name(name: str) -> str:
-    """Return the file name of a column.
-
-    >>> file_name("json.a/b")
-    'json.a%2Fb.parquet'
-    """
+    """Return the file name of a column."""
     quoted = urllib.parse.quote(name, safe=" ()[]{}+,=@")
     if len(quoted) + len(SUFFIX) > 255 or quoted.startswith("."):
         raise ArgumentError(f"the column name {name!r} cannot be the name of a file: choose a shorter name")

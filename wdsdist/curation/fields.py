@@ -51,11 +51,7 @@ _log = logging.getLogger("wdsdist")
 
 
 def kind_of(extension: str) -> str:
-    """Return the last part of an extension in lower case, without ``.gz``, which decides how a member is decoded.
-
-    >>> kind_of("meta.json.gz"), kind_of("TXT")
-    ('json', 'txt')
-    """
+    """Return the last part of an extension in lower case, without ``.gz``, which decides how a member is decoded."""
     return last_part(extension.lower().removesuffix(".gz"))
 
 

@@ -56,11 +56,7 @@ def shard_name(shard: int, compress: str | None) -> str:
 
 
 def shard_number(name: str) -> int:
-    """Return the number in the file name of a shard, or of the index beside one; -1 for other files.
-
-    >>> shard_number("shard-000007.tar"), shard_number("mine.tar")
-    (7, -1)
-    """
+    """Return the number in the file name of a shard, or of the index beside one; -1 for other files."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else -1
 

@@ -59,11 +59,7 @@ class BadSamplePolicy:
     def of(
         cls, on_error: str, quarantine: str | os.PathLike[str] | None, error_budget: float | None = None
     ) -> BadSamplePolicy:
-        """Check the arguments of a data set. Raises `ArgumentError` for values that cannot work.
-
-        >>> BadSamplePolicy.of("replace", None)
-        BadSamplePolicy(replaces=True, quarantine='', budget=None)
-        """
+        """Check the arguments of a data set. Raises `ArgumentError` for values that cannot work."""
         if on_error not in ("raise", "replace"):
             raise ArgumentError(f'on_error is {on_error!r}: it must be "raise" or "replace"', argument="on_error")
         for name, value in (("quarantine", quarantine), ("error_budget", error_budget)):
@@ -99,11 +95,7 @@ class Replaced:
 
 
 def is_fault_of_sample(error: BaseException) -> bool:
-    """Return whether an error that was raised while a sample was made makes it a bad one.
-
-    >>> is_fault_of_sample(ValueError("no number")), is_fault_of_sample(MemoryError()), is_fault_of_sample(BadSample())
-    (True, False, True)
-    """
+    """Return whether an error that was raised while a sample was made makes it a bad one."""
     return all(isinstance(cause, Exception) and not isinstance(cause, _NEVER_THE_SAMPLE) for cause in causes(error))
 
 

@@ -68,11 +68,7 @@ def is_seeded(function: object) -> bool:
 
 
 def caller(function: Callable[..., Any]) -> Callable[[Any, int, Part | None], Any]:
-    """Adapt a decoder to (data, seed, part): pass it only the arguments that its marks ask for.
-
-    >>> caller(seeded(max))(1, 2, None), caller(len)(b"data", 2, None)
-    (2, 4)
-    """
+    """Adapt a decoder to (data, seed, part): pass it only the arguments that its marks ask for."""
     takes_seed = is_seeded(function)
     if _has_mark(function, _PARTED):
 

@@ -14,11 +14,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class BadEntry:
-    """One bad sample of a data set.
-
-    >>> BadEntry("0001", "0.tar", "jpg", "is empty").line()
-    '{"key": "0001", "shard": "0.tar", "field": "jpg", "reason": "is empty"}'
-    """
+    """One bad sample of a data set."""
 
     key: str
     shard: str = ""

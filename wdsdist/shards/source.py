@@ -54,11 +54,7 @@ class CacheOptions(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Statistics of the cache: of one process, or of one event.
-
-    >>> Counters(shards_fetched=3) - Counters(shards_fetched=1)
-    Counters(shards_fetched=2, bytes_fetched=0, bytes_cached=0, retries=0)
-    """
+    """Statistics of the cache: of one process, or of one event."""
 
     shards_fetched: int = 0
     """Copies made of remote shards: each shard counts once, unless it was evicted in between."""

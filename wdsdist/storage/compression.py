@@ -43,11 +43,7 @@ def codec_of(path: Path) -> str | None:
 
 
 def most_expanded(size: int) -> int:
-    """Return the bytes that a file of a given size may expand to: 256 MiB, or 200 times its size.
-
-    >>> most_expanded(1000), most_expanded(10**9)
-    (268435456, 200000000000)
-    """
+    """Return the bytes that a file of a given size may expand to: 256 MiB, or 200 times its size."""
     return max(_ALWAYS, _EXPANSION * size)
 
 

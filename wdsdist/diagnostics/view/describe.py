@@ -107,11 +107,7 @@ def members(
 
 
 def member(extension: str, size: int, read: Read, limits: Limits, style: Style) -> Description:
-    """Describe one member of so many bytes, whatever the case of its extension; a fault of it is a description too.
-
-    >>> member("cls", 1, lambda start, stop: b"3"[start:stop], TILE, Style(classes=("ant", "bee", "cat", "dog")))
-    {'kind': 'number', 'text': '3', 'label': 'dog'}
-    """
+    """Describe one member of so many bytes, whatever the case of its extension; a fault of it is a description too."""
     try:
         return _member(extension.lower(), size, read, limits, style)
     except WdsdistError as error:
@@ -180,11 +176,7 @@ def _member(name: str, size: int, read: Read, limits: Limits, style: Style) -> D
 
 
 def kind_of(extension: str, size: int, read: Read, style: Style) -> str:
-    """Return the kind of a member, from its extension, or else from its first bytes.
-
-    >>> kind_of("seg.png", 9, lambda start, stop: b"", Style()), kind_of("x", 2, lambda start, stop: b"hi", Style())
-    ('image', 'text')
-    """
+    """Return the kind of a member, from its extension, or else from its first bytes."""
     name = extension.lower()
     last = name.rpartition(".")[2]
     if name in style.dtypes or last in style.dtypes:
@@ -292,11 +284,7 @@ def _fitted(size: tuple[int, ...], side: int) -> tuple[int, int]:
 
 
 def has_picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether an array is shown as an image: numbers [height, width], [h, w, 1, 3 or 4] or [1 or 3, h, w].
-
-    >>> has_picture((3, 8, 8), np.dtype(np.float32)), has_picture((1, 8), np.dtype(np.uint8))
-    (True, False)
-    """
+    """Return whether an array is shown as an image: numbers [height, width], [h, w, 1, 3 or 4] or [1 or 3, h, w]."""
     if dtype.kind not in "buif" or dtype.hasobject:
         return False
     if len(shape) == 3:

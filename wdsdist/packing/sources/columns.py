@@ -90,11 +90,7 @@ class Column:
 
 
 def suffix(path: str) -> str:
-    """Return what follows the last dot of a file's name, in lower case.
-
-    >>> suffix("img.v2/0001.seg.PNG"), suffix("img.v2/README")
-    ('png', '')
-    """
+    """Return what follows the last dot of a file's name, in lower case."""
     name = path.rpartition("/")[2]
     return last_part(name) if "." in name[1:] else ""
 

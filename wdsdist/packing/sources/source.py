@@ -239,11 +239,7 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, given: object) -> Candidate | None:
-        """Return the absolute path that a caller names; ``None`` for a URL, and for an object that is not a path.
-
-        >>> Candidate.of("/data/train/"), Candidate.of("s3://bucket/train"), Candidate.of([1, 2])
-        (Candidate(path=PosixPath('/data/train'), names=None), None, None)
-        """
+        """Return the absolute path that a caller names; ``None`` for a URL, and for an object that is not a path."""
         location = storage.normalise(given) if isinstance(given, (str, os.PathLike)) else None
         if location is None or storage.is_remote(location):
             return None

@@ -54,11 +54,7 @@ NOTES = (".md", ".txt", ".log", ".json", ".json.gz", ".yaml", ".yml", ".idx", ".
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return the kind of table that the name of a file says; ``None`` for any other file.
-
-    >>> kind_of("meta/part-0.PARQUET"), kind_of("captions.csv.gz"), kind_of("notes.txt")
-    ('parquet', 'csv', None)
-    """
+    """Return the kind of table that the name of a file says; ``None`` for any other file."""
     return next((kind for kind, suffixes in SUFFIXES.items() if name.lower().endswith(suffixes)), None)
 
 

@@ -19,9 +19,5 @@ def is_compressed(name: str) -> bool:
 
 
 def is_tar(name: str) -> bool:
-    """Return whether a file is a shard, a tar or compressed tar, by the extension of its name.
-
-    >>> is_tar("train-00.tgz"), is_tar("train-00.TAR"), is_tar("train-00.tar.wdsindex")
-    (True, True, False)
-    """
+    """Return whether a file is a shard, a tar or compressed tar, by the extension of its name."""
     return name.lower().endswith(".tar") or is_compressed(name)

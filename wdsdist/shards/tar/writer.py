@@ -129,11 +129,7 @@ def _octal(numbers: npt.NDArray[np.int64], digits: slice) -> Blocks:
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that fill ``size`` bytes up to whole blocks.
-
-    >>> len(padding(1000)), len(padding(1024))
-    (24, 0)
-    """
+    """Return the zeros that fill ``size`` bytes up to whole blocks."""
     return bytes(-size % BLOCK)
 
 
