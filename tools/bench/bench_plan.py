@@ -53,7 +53,7 @@ import json, resource, sys, time
 import numpy as np
 from wdsdist.sampling.epoch_plan import EpochPlan
 from wdsdist.sampling.order import EpochOrder, OrderSettings, default_window, epoch_order
-from wdsdist.sampling.plan import WorkerBatches
+from wdsdist.sampling.plan import Position, WorkerBatches
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -76,7 +76,7 @@ added = peak() - before
 
 def first_batch_from(start):
     from dataclasses import replace
-    rest = replace(plan, start=start)
+    rest = replace(plan, start=Position(0, start))
     began = time.perf_counter()
     next(rest.batches(rank=world // 3, part=WorkerBatches(0, 8)))
     return time.perf_counter() - began
@@ -130,7 +130,7 @@ figures["report, s"] = time.process_time() - started
 figures["bytes of a node / an even share"] = max(report.bytes_per_node) * (world // 8) / int(sizes.sum())
 figures["shards opened / shards"] = sum(report.shards_per_node) / len(counts)
 for ranks in (world // 2, 3000 // smaller):
-    rest = replace(plan, start=world * 64 * 1000, num_replicas=ranks)
+    rest = replace(plan, start=Position(0, world * 64 * 1000), num_replicas=ranks)
     started = time.process_time()
     next(rest.batches(rank=ranks // 20, part=WorkerBatches(0, 8)))
     for _ in zip(range(64), rest.uses(rank=ranks // 20)):
