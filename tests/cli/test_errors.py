@@ -64,6 +64,17 @@ MESSAGES = [
     ("split SHARDS DEST train", "must be a name of its own and a share"),
     ("split SHARDS DEST a=many", "the share of 'a' is 'many': it must be above 0"),
     ("nonsense", "no such command 'nonsense': see `wdsdist --help`"),
+    ("plan SHARDS --ranks 0", "--ranks is 0: it must be between 1 and 1,048,576"),
+    ("plan SHARDS --epoch -1", "--epoch is -1: it must be between 0 and"),
+    ("plan SHARDS --seed -1", "--seed is -1: it must be between 0 and"),
+    ("plan SHARDS --shard-bytes 9999PB", "--shard-bytes is 9,999,"),
+    ("plan", "...': see `wdsdist plan --help`"),
+    ("plan SHARDS --batches TokenBudget(512)", "missing 1 required keyword-only argument: 'length'"),
+    ("plan SHARDS --batches TokenBudget(20,length='jpg.bytes')", "longer than tokens=20"),
+    ("plan SHARDS --batches Budget(20)", "'Budget' is not one of Buckets, LengthGroups, PackedRows, TokenBudg"),
+    ("plan SHARDS --batches Buckets(8,by=open('/etc/passwd'))", "malformed node"),
+    ("plan SHARDS --batches Buckets(", "write it as in Python"),
+    ("plan SHARDS --batches Buckets(8,by='nowhere')", "nowhere"),
     # Sources, destinations and shards.
     ("pack NOWHERE DEST", "NOWHERE does not exist"),
     ("pack EMPTY DEST", "EMPTY holds no file that can be a sample: is it the right one?"),
@@ -119,15 +130,6 @@ def test_a_world_that_its_launcher_got_wrong(shards: Path, tmp_path: Path) -> No
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": str(10**12)}
     run = forked.run("-m", "wdsdist", "pack", shards, tmp_path / "dest", env=environment)
     assert only_error(run).startswith("WORLD_SIZE is '1000000000000': it must be")
-
-
-def test_a_damaged_shard_under_a_listing(wdsdist: Run, shards: Path) -> None:
-    (shards / "shard-000000.tar").write_bytes(b"")
-    assert "shard-000000.tar" in only_error(wdsdist("ls", "--samples", shards))
-
-
-def test_a_line_break_in_a_name_stays_within_the_line(wdsdist: Run, tmp_path: Path) -> None:
-    assert "two lines does not exist" in only_error(wdsdist("pack", tmp_path / "two\nlines", tmp_path / "dest"))
 
 
 def test_a_reader_that_goes_away_is_no_error(shards: Path) -> None:

@@ -25,7 +25,8 @@ def test_remote_tars_are_indexed_into_a_folder(wdsdist: Run, tars: Path, tmp_pat
         urls = f"{web.url}/{{a..b}}.tar"
         run = wdsdist("index", urls)
         assert run.returncode == 2
-        assert "cannot be written: name a local folder for the indexes as output" in run.stderr
+        assert f"{web.url} cannot be written: name a local folder for the indexes as output" in run.stderr
+        assert web.sent == 0
         run = wdsdist("index", urls, "--output", tmp_path / "own", "--workers", 2)
         assert run.returncode == 0, run.stderr
         assert run.stdout.splitlines() == [f"indexed: 6 samples in 2 shards, 20.0 KiB, in {tmp_path / 'own'}"]

@@ -89,27 +89,3 @@ def test_it_reads_no_data(wdsdist: Run, tokens: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for words in (f" of {BATCHES[0]} on each rank", "fill: ", "balance: ", "0 dropped, 0 repeated"):
         assert words in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("TOKENS", "--ranks", 0), "--ranks is 0: it must be between 1 and 1,048,576"),
-        (("TOKENS", "--ranks", 10**12), "--ranks is 1,000,000,000,000: it must be between 1 and"),
-        (("TOKENS", "--epoch", -1), "--epoch is -1: it must be between 0 and"),
-        (("TOKENS", "--seed", -1), "--seed is -1: it must be between 0 and"),
-        (("TOKENS", "--shard-bytes", "9999PB"), "--shard-bytes is 9,999,"),
-        ((), "missing argument 'SHARDS...': see `wdsdist plan --help`"),
-        (("TOKENS", "--batches", "TokenBudget(512)"), "missing 1 required keyword-only argument: 'length'"),
-        (("TOKENS", "--batches", "TokenBudget(20, length='input_ids.tokens')"), "longer than tokens=20"),
-        (("TOKENS", "--batches", "Budget(20)"), "'Budget' is not one of Buckets, LengthGroups, PackedRows, TokenBudg"),
-        (("TOKENS", "--batches", "Buckets(8, by=open('/etc/passwd'))"), "malformed node"),
-        (("TOKENS", "--batches", "Buckets("), "write it as in Python"),
-        (("TOKENS", "--batches", "Buckets(8, by='nowhere')"), "nowhere"),
-    ],
-)
-def test_bad_input_is_one_line(wdsdist: Run, tokens: Path, arguments: tuple[object, ...], message: str) -> None:
-    done = wdsdist("plan", *(tokens if word == "TOKENS" else word for word in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    [line] = done.stderr.splitlines()
-    assert message in line

@@ -355,7 +355,6 @@ def test_remote_shards_have_the_same_columns_of_which_little_is_fetched(folder: 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({}, "no columns to refresh: say which to add"),
         ({"fields": "cls"}, "fields is 'cls': it must be a list"),
         ({"fields": ["jsn.width"]}, r"of a member that no sample has: did you mean 'json'\?"),
         ({"fields": ["json..width"]}, "must be a list of names such as"),
@@ -363,8 +362,10 @@ def test_remote_shards_have_the_same_columns_of_which_little_is_fetched(folder: 
         ({"fields": ["cls", "cls"]}, "asked for twice"),
         ({"fields": ["key"]}, "need not be added"),
         ({"fields": ["json.bytes"]}, "need not be added"),
-        ({"probe": ["jpg.widht"]}, r"did you mean 'width'\?"),
         ({"fields": ["cls"], "on": "json.uid"}, r"on and only are for tables: name one by join="),
+        ({"join": []}, "must be the path of a table"),
+        ({"join": [3]}, "must be the path of a table"),
+        ({"join": "t.parquet", "on": ["key"]}, "must be the name of a column, or a mapping"),
         ({"probe": ["width"]}, "must be a name such as jpg.width"),
         ({"fields": ["cls"], "workers": 0}, "workers is 0"),
     ],

@@ -127,6 +127,8 @@ def test_only_some_columns_are_joined_from_several_tables_at_urls(data: Manifest
         assert "w" not in data.columns
         with pytest.raises(NotFoundError, match=r"nothing matches .*m/\*.csv"):
             data.add_columns(join=f"{store.url}/m/*.csv", output=tmp_path / "columns")
+        with pytest.raises(NotFoundError, match=r"gone\.parquet does not exist"):
+            data.add_columns(join="gone.parquet", output=tmp_path / "columns")
 
 
 # Values that are there
@@ -221,22 +223,6 @@ def test_a_field_does_not_drop_what_was_joined(data: Manifest, tmp_path: Path) -
         data.add_columns(fields=["json.n"], workers=1)
     data.add_columns(fields=["json.n"], replace=True, workers=1)
     assert values(data, "json.n") == list(range(12))
-
-
-@pytest.mark.parametrize(
-    ("asked", "kind", "message"),
-    [
-        ({"join": []}, ArgumentError, "must be the path of a table"),
-        ({"join": [3]}, ArgumentError, "must be the path of a table"),
-        ({"join": "t.parquet", "on": ["key"]}, ArgumentError, "must be the name of a column, or a mapping"),
-        ({"join": "gone.parquet"}, NotFoundError, "gone.parquet does not exist"),
-    ],
-)
-def test_what_cannot_be_joined_is_refused(
-    data: Manifest, tmp_path: Path, asked: dict[str, Any], kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        data.add_columns(output=tmp_path / "columns", **asked)
 
 
 def test_a_table_at_a_signed_url_completes_a_stale_column_and_its_signature_is_not_kept(tmp_path: Path) -> None:

@@ -49,12 +49,17 @@ def cluster(stage: Stage) -> str:
     return json.dumps({"scope": "cluster", "directory": str(stage.directory / "shared")})
 
 
+def begun(stage: Stage, number: int, *job: object) -> tuple[list[Process], int]:
+    """Start and launch processes of a job, and return them with the one that runs."""
+    stage.job(*job)
+    processes = stage.start(number)
+    launch(processes)
+    return processes, stage.runner()
+
+
 class TestOneRuns:
     def test_all_get_the_value_also_a_later_run(self, stage: Stage) -> None:
-        stage.job("held", "returns")
-        four = stage.start(4)
-        launch(four)
-        runner = stage.runner()
+        four, runner = begun(stage, 4, "held", "returns")
         stage.let_go()
         assert [process.expect("returned") for process in four] == [runner] * 4
         (later,) = stage.start()
@@ -98,10 +103,7 @@ class TestTheRunnerDies:
 
     @pytest.mark.parametrize("action", ["exits", "ends at once"])
     def test_one_that_ends_itself_is_replaced(self, stage: Stage, action: str) -> None:
-        stage.job("held", action)
-        two = stage.start(2)
-        launch(two)
-        first = stage.runner()
+        two, first = begun(stage, 2, "held", action)
         stage.let_go()
         second = stage.runner()
         stage.let_go()
@@ -109,11 +111,8 @@ class TestTheRunnerDies:
         assert survivor.expect("returned") == second == survivor.pid
 
     def test_another_takes_over_whatever_children_it_leaves(self, stage: Stage) -> None:
-        stage.job("held", "forks")
-        four = stage.start(4)
-        launch(four)
+        four, killed = begun(stage, 4, "held", "forks")
         try:
-            killed = stage.runner()
             os.kill(killed, signal.SIGKILL)
             second = stage.runner()
             stage.let_go()
@@ -138,10 +137,7 @@ class TestTheRunnerDies:
         assert later.expect("returned") == later.pid
 
     def test_an_interrupt_is_no_error_of_the_others(self, stage: Stage) -> None:
-        stage.job("held", "returns")
-        two = stage.start(2)
-        launch(two)
-        first = stage.runner()
+        two, first = begun(stage, 2, "held", "returns")
         os.kill(first, signal.SIGINT)
         second = stage.runner()
         stage.let_go()
@@ -154,11 +150,8 @@ class TestTheRunnerDies:
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(5))
     def test_the_runner_and_a_waiter_may_be_killed_at_any_moment(self, stage: Stage, seed: int) -> None:
-        stage.job("in_steps", 20)
         chance = random.Random(seed)
-        four = stage.start(4)
-        launch(four)
-        runner = stage.runner()
+        four, runner = begun(stage, 4, "in_steps", 20)
         time.sleep(chance.uniform(0, 0.06))
         os.kill(runner, signal.SIGKILL)
         waiter = chance.choice([process for process in four if process.pid != runner])
@@ -207,10 +200,7 @@ class TestErrors:
     def test_one_of_any_kind_is_raised_everywhere(
         self, stage: Stage, action: str, own: tuple[str, str] | None, others: str
     ) -> None:
-        stage.job("held", action)
-        two = stage.start(2)
-        launch(two)
-        runner = stage.runner()
+        two, runner = begun(stage, 2, "held", action)
         stage.let_go()
         for process in two:
             error = process.expect("raised")

@@ -85,28 +85,20 @@ def read(what: Any, folder: Path, **options: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("way", ["shard", "base"])
-def test_a_shard_in_a_store_that_only_the_index_names_is_read_without_options(
+@pytest.mark.parametrize("way", ["shard", "base", "/a.tar", "/index.json"])
+def test_a_store_that_only_the_index_or_a_redirect_names_gets_no_options(
     stores: Stores, tmp_path: Path, options: dict[str, Any], way: str
 ) -> None:
+    is_redirect = way.startswith("/")
     if way == "shard":
         stores.list_shards(f"{stores.other}/a.tar")
     else:
-        stores.list_shards("a.tar", base=stores.other)
-    manifest = wdsdist.open(stores.one, storage_options=options, allow_elsewhere=True)
+        stores.list_shards("a.tar", **({"base": stores.other} if way == "base" else {}))
+    if is_redirect:
+        stores.files["/there"] = stores.files[way]
+        stores.redirect(way, f"{stores.other}/there")
+    manifest = wdsdist.open(stores.one, storage_options=options, allow_elsewhere=not is_redirect)
     assert read(manifest, tmp_path) == ["0", "1", "2", "3"]
-    stores.check()
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("file", ["/a.tar", "/index.json"])
-def test_a_redirect_to_another_store_takes_no_options_along(
-    stores: Stores, tmp_path: Path, options: dict[str, Any], file: str
-) -> None:
-    stores.list_shards("a.tar")
-    stores.files["/there"] = stores.files[file]
-    stores.redirect(file, f"{stores.other}/there")
-    assert read(stores.one, tmp_path, storage_options=options) == ["0", "1", "2", "3"]
     stores.check()
 
 

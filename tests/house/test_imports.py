@@ -48,6 +48,7 @@ UNUSED: list[tuple[str, set[str]]] = [
         "import wdsdist.cache, wdsdist.shards.open, wdsdist.sampling.mix_order, wdsdist.samples.images.transforms",
         {"torch", "webdataset"},
     ),
+    ("import wdsdist.cli", {"numpy", "fsspec", "asyncio"}),
     ("import wdsdist.samples.images.decode, wdsdist.transforms", {"PIL", "torch", "simplejpeg", "cv2"}),
 ]
 """Code, and packages that it does not import."""

@@ -106,7 +106,6 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     # arguments of the data set
     (dataset(field=3), ArgumentError, r"StreamingDataset has no argument 'field': did you mean 'fields'\?"),
     (dataset(mesh=3), ArgumentError, "StreamingDataset has no argument 'mesh': it has fields, decode, .* stage"),
-    (dataset(num_replicas=4, rank=4), ArgumentError, "rank is 4 but num_replicas is 4"),
     (dataset(seed=-1), ArgumentError, "seed is -1: it must be between 0 and"),
     (dataset(seed=2**64), ArgumentError, "seed is 18,446,744,073,709,551,616: it must be between 0 and"),
     (dataset(shuffle_window=0), ArgumentError, "shuffle_window is 0: it must be at least 1"),
@@ -204,8 +203,6 @@ CALLS: list[tuple[Call, type[WdsdistError], str]] = [
     (index(output=3), ArgumentError, "3 is not a path or URL: it must be a string or a Path"),
     (index(name=3), ArgumentError, "name is 3: it must be 1 to 64 letters"),
     (index(progress=3), ArgumentError, "progress is 3: it must be a function"),
-    (columns(fields=3), ArgumentError, "fields is 3: it must be a list of names"),
-    (columns(join=3), ArgumentError, "join is 3: it must be the path of a table"),
     (columns(fields=["cls"], progress=3), ArgumentError, "progress is 3: it must be a function"),
     (
         lambda shards, _: wdsdist.open(shards).select(exclude=3),  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -26,8 +25,7 @@ import wdsdist
 from tests.support.packing import DataBytes, files_in
 from tests.support.tars import listing
 from wdsdist._util import pools
-from wdsdist._util.extras import extra
-from wdsdist.errors import ArgumentError, ExtraMissingError
+from wdsdist.errors import ArgumentError
 from wdsdist.packing import pack, writer
 from wdsdist.packing.destination import Destination
 from wdsdist.packing.members import FilePayload, Sample
@@ -258,11 +256,3 @@ def test_a_large_sample_that_breaks_off_leaves_no_trace_in_the_compressed_shard(
         found.append(plain(content))
     assert found[0] == found[1]
     assert len(listing(found[0])) == 3
-
-
-def test_without_the_package_nothing_is_begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    extra.cache_clear()
-    with pytest.raises(ExtraMissingError, match=r'pip install "wdsdist\[zst\]"'):
-        pack(source, tmp_path / "dest", compress="zst")
-    assert not (tmp_path / "dest").exists()

@@ -130,18 +130,6 @@ def test_strings_of_a_csv_are_what_the_standard_library_wrote(
         assert [row["a"] for row in rows_of(open_table(path))] == strings
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_rows_that_cannot_be_parsed_are_errors_or_skipped_and_listed(tmp_path: Path, form: str) -> None:
-    path = tmp_path / f"t.{form}"
-    path.write_text({"csv": "a,b\n1,2\n3\n4,5\n", "jsonl": '{"a": 1}\n{\n{"a": 4}\n'}[form])
-    bad = {"csv": 3, "jsonl": 2}[form]
-    with pytest.raises(SourceError, match=rf"t\.{form}.*[Rr]ow #?{bad}"):
-        open_table(path)
-    table = open_table(path, skips=True)
-    assert [number for number, _ in table.bad_rows] == [bad]
-    assert ([row["a"] for row in rows_of(table)], table.row_name(1)) == ([1, 4], f"{path}, row {bad + 1}")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

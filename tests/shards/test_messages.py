@@ -10,8 +10,7 @@ import pytest
 
 import wdsdist
 from tests.support.tars import plain_tar, write_shard
-from tests.support.web import served
-from wdsdist.errors import ArgumentError, DestinationError, IndexFormatError, NotFoundError, ShardDamagedError
+from wdsdist.errors import ArgumentError, IndexFormatError, NotFoundError, ShardDamagedError
 from wdsdist.shards import index as shardindex
 
 Call = Callable[[Path], Any]
@@ -97,10 +96,3 @@ def test_a_wrong_call_raises_an_error_with_its_reason(root: Path, number: int) -
         call(root)
     assert "signature" not in str(caught.value)
     assert not list(root.rglob("index.json"))
-
-
-def test_a_web_server_is_not_written(root: Path) -> None:
-    with served(root / "tars") as web:
-        with pytest.raises(DestinationError, match=rf"{web.url} cannot be written: name a local folder .* as output"):
-            wdsdist.index(f"{web.url}/0.tar")
-        assert web.sent == 0

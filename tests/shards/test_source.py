@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -119,8 +120,7 @@ def test_local_shards_count_nothing(packed: dict[str | None, Path]) -> None:
 def test_a_local_shard_that_is_altered_while_it_is_mapped_is_an_error(
     packed: dict[str | None, Path], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in packed[None].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(packed[None], tmp_path, dirs_exist_ok=True)
     source = open_source(wdsdist.open(tmp_path))
     source.open({0: None})
     if change == "altered":  # which is looked for from time to time; a cut file would kill the process
@@ -135,8 +135,7 @@ def test_a_local_shard_that_is_touched_or_replaced_is_read_on(
     packed: dict[str | None, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsdist.shards.source._BETWEEN_LOOKS", 0.0)
-    for path in packed[None].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(packed[None], tmp_path, dirs_exist_ok=True)
     source = open_source(wdsdist.open(tmp_path))
     before = source.open({0: None})[0].member(0, 0)
     path = sorted(tmp_path.glob("*0.tar"))[0]
@@ -149,8 +148,7 @@ def test_a_local_shard_that_is_touched_or_replaced_is_read_on(
 
 
 def test_members_of_local_shards_are_verified_on_request(packed: dict[str | None, Path], tmp_path: Path) -> None:
-    for path in packed[None].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(packed[None], tmp_path, dirs_exist_ok=True)
     shard = min(tmp_path.glob("*.tar"))
     data = shard.read_bytes()
     shard.write_bytes(data.replace(content(3), content(2)))
@@ -161,8 +159,7 @@ def test_members_of_local_shards_are_verified_on_request(packed: dict[str | None
 
 
 def test_an_index_with_another_digest_than_the_list_is_an_error(packed: dict[str | None, Path], tmp_path: Path) -> None:
-    for path in packed[None].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(packed[None], tmp_path, dirs_exist_ok=True)
     manifest = wdsdist.open(tmp_path)
     listed = tmp_path / "index.json"
     listed.write_text(listed.read_text().replace(manifest.shard(1).sha256, "0" * 64))

@@ -29,6 +29,7 @@ from wdsdist.packing.plan import shuffled_in_blocks
 from wdsdist.packing.sources import find
 from wdsdist.packing.sources import table as tables
 from wdsdist.packing.sources.source import Blocks
+from wdsdist.packing.tables.table import open_table
 from wdsdist.samples.sample_spec import Decoder
 from wdsdist.shards import open as catalog
 from wdsdist.shards.tar.writer import stored_size
@@ -193,6 +194,7 @@ def test_rows_that_cannot_be_parsed_are_left_out_on_request(tmp_path: Path, name
     assert manifest.num_samples == 3
     lines = (tmp_path / "dest" / "pack-report.jsonl").read_text().splitlines()
     first = 1 if name == "a.jsonl" else 2
+    assert open_table(tmp_path / name, skips=True).row_name(1) == f"{tmp_path / name}, row {first + 2}"
     assert [json.loads(line)["key"] for line in lines] == [f"row {first + 1}", f"row {first + 3}"]
     members = packed_members(tmp_path / "dest")
     assert [data for name, data in members.items() if name.endswith(".txt")] == [b"x", b"z", b"last"]
