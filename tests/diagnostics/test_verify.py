@@ -34,11 +34,6 @@ def cut(shards: Path, name: str, lost: int) -> None:
     (shards / name).write_bytes((shards / name).read_bytes()[:-lost])
 
 
-def grow(shards: Path) -> None:
-    with (shards / FIRST).open("ab") as stream:
-        stream.write(b"more")
-
-
 def lose(shards: Path, *names: str) -> None:
     for name in names:
         (shards / name).unlink()
@@ -80,7 +75,8 @@ DAMAGES: list[tuple[str, Callable[[Path], None], dict[str, list[str]]]] = [
       for lost in (1024, 1500)),
     ("empty", lambda shards: (shards / FIRST).write_bytes(b""),
      {FIRST: ["bytes short of", "closing blocks of zeros at byte 0 of 0", "SHA-256 digest"]}),
-    ("grown", grow, {FIRST: ["4 bytes longer than", "data after the closing blocks", "SHA-256 digest"]}),
+    ("grown", lambda shards: (shards / FIRST).write_bytes((shards / FIRST).read_bytes() + b"more"),
+     {FIRST: ["4 bytes longer than", "data after the closing blocks", "SHA-256 digest"]}),
     ("missing", lambda shards: lose(shards, FIRST), {FIRST: ["is not there"]}),
     ("folder", lambda shards: (lose(shards, FIRST), (shards / FIRST).mkdir()),  # type: ignore[func-returns-value]
      {FIRST: ["is a folder, pipe or device, not a file: remove it, and fetch it again"]}),

@@ -82,11 +82,6 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "wdsdist"
 
 
-def package_of(path: Path) -> str:
-    """Return the package that a source file belongs to."""
-    return name_of(path).partition(".")[0]
-
-
 @functools.cache
 def trees() -> dict[Path, ast.Module]:
     """Return the syntax tree of every source file."""
@@ -146,7 +141,7 @@ def found(violations: Iterator[tuple[Path, ast.AST | int, str]]) -> list[str]:
 
 
 def floor_violations(path: Path, tree: ast.Module) -> Iterator[tuple[Path, ast.AST, str]]:
-    own = package_of(path)
+    own = name_of(path).partition(".")[0]
     at_the_top = set(nodes(tree, enter=lambda node: not is_function(node)))
     for node in running(tree):
         for name in imported(node):

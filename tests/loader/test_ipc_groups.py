@@ -28,12 +28,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tars.write_shard(folder / "0.tar", 512)
 
 
-def batches_together(loader: StreamingDataLoader) -> int:
-    next(iter(loader))
-    assert loader._tickets.start is not None
-    return loader._tickets.start.group
-
-
 @pytest.mark.parametrize(
     ("workers", "batch_size", "expected"),
     [(1, 4, 32), (2, 4, 16), (4, 4, 8), (4, 32, 1), (0, 4, 1)],
@@ -42,7 +36,10 @@ def batches_together(loader: StreamingDataLoader) -> int:
 def test_small_batches_cross_together_where_each_worker_has_many(
     many: Path, workers: int, batch_size: int, expected: int
 ) -> None:
-    assert batches_together(StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)) == expected
+    loader = StreamingDataLoader(StreamingDataset(many), batch_size, num_workers=workers)
+    next(iter(loader))
+    assert loader._tickets.start is not None
+    assert loader._tickets.start.group == expected
 
 
 def test_where_memory_is_short_batches_cross_one_by_one() -> None:

@@ -121,19 +121,6 @@ def environment(rank: int, world: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def launch(source: Path, dest: Path, *, ranks: int) -> subprocess.CompletedProcess[str]:
-    """Pack as some processes of srun."""
-    return forked.together(
-        ["-m", "wdsdist", "pack", source, dest, "-q"], [environment(rank, ranks) for rank in range(ranks)]
-    )
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Return status, output and errors of each process."""
-    outputs = [process.communicate(timeout=580) for process in processes]
-    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
-
-
 @pytest.mark.parametrize("scope", ["node", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_path: Path, scope: str) -> None:
     started, gate, dest = tmp_path / "started", tmp_path / "gate", tmp_path / "dest"
@@ -153,12 +140,12 @@ def test_under_slurm_one_packs_and_the_others_wait_and_say_so(source: Path, tmp_
             process.kill()
         raise
     finally:
-        said = finish(processes)
-    assert [status for status, _, _ in said] == [0, 0], said
+        said = [process.communicate(timeout=580) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
     packer = said[1 - waiting]
-    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: ", packer[1])
-    assert said[waiting][1].startswith("packed already: 40 samples in 1 shard")
-    assert "waiting" not in packer[2]
+    assert re.match(r"packed: 40 samples in 1 shard, .*\noverhead: ", packer[0])
+    assert said[waiting][0].startswith("packed already: 40 samples in 1 shard")
+    assert "waiting" not in packer[1]
     assert started.read_bytes() == b"x"
 
 
@@ -175,7 +162,8 @@ def _first_to_say(processes: list[subprocess.Popen[str]], what: str) -> int:
 def test_an_error_is_that_of_all_with_the_same_words(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a.txt").symlink_to("nowhere")
-    said = launch(tmp_path / "source", tmp_path / "dest", ranks=3)
+    pack_all = ["-m", "wdsdist", "pack", tmp_path / "source", tmp_path / "dest", "-q"]
+    said = forked.together(pack_all, [environment(rank, 3) for rank in range(3)])
     assert said.returncode == 2
     wanted = (
         f"wdsdist: error: {tmp_path}/source/a.txt is a link to nothing: repair it or remove it; or leave it out with "

@@ -32,15 +32,6 @@ shards = st.builds(
 )
 
 
-def plain(manifest: Manifest) -> tuple[Any, ...]:
-    return manifest.shards, manifest.name, manifest.extra
-
-
-def save(manifest: Manifest, folder: Path) -> None:
-    """Write ``index.json`` into a folder."""
-    storage.put(f"{folder}/index.json", manifests.dumps(manifest))
-
-
 def loaded(tmp_path: Path, data: Any, **more: Any) -> Manifest:
     path = tmp_path / "index.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
@@ -60,9 +51,9 @@ def test_a_manifest_loads_as_it_was_saved(
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     manifest = Manifest.of(str(folder), listed, name=name, extra=extra)
-    save(manifest, folder)
+    storage.put(f"{folder}/index.json", manifests.dumps(manifest))
     found = manifests.load(f"{folder}/index.json")
-    assert plain(found) == plain(manifest)
+    assert (found.shards, found.name, found.extra) == (manifest.shards, manifest.name, manifest.extra)
     assert found.base == str(folder)
     assert found.fingerprint == manifest.fingerprint
 
@@ -136,7 +127,7 @@ def test_wids_itself_reads_a_data_set_through_index_json(tmp_path: Path) -> None
     for number, count in enumerate([3, 4]):
         path = write_shard(tmp_path / f"{number:02d}.tar", count, prefix=f"s{number}-")
         listed.append(Shard(path.name, count, path.stat().st_size, ""))
-    save(Manifest.of(str(tmp_path), listed), tmp_path)
+    storage.put(f"{tmp_path}/index.json", manifests.dumps(Manifest.of(str(tmp_path), listed)))
     dataset = wids.ShardListDataset(
         str(tmp_path / "index.json"), cache_dir=str(tmp_path / "cache"), keep=True, transformations=[]
     )

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.integrations.pytorch.conftest import TOTAL
 from tests.support.gloo_ranks import Ranks, fork_workers
 from wdsdist import StreamingDataLoader, StreamingDataset
-
-TOTAL = 37
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +19,6 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     group.all(fork_workers)
     yield group
     group.end()
-
-
-def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
 def place(mesh: Any) -> dict[str, int]:
@@ -38,8 +31,10 @@ def read(shards: Path, shape: tuple[int, ...], names: tuple[str, ...], part: Any
     """Return a rank's epoch, its state in the middle, its fingerprint and its length."""
     import warnings
 
+    from torch.distributed.device_mesh import init_device_mesh
+
     warnings.simplefilter("error", UserWarning)  # about the world size
-    mesh = device_mesh(shape, names)
+    mesh: Any = init_device_mesh("cpu", shape, mesh_dim_names=names)
     data = StreamingDataset(shards, decode=True, fields=("cls",), **place(mesh[part] if part else mesh), **options)
     loader = StreamingDataLoader(data, 4, num_workers=0, drop_last=False)
     numbers, state = [], None

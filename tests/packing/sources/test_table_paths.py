@@ -118,15 +118,11 @@ def test_a_file_that_becomes_a_link_after_the_listing_is_refused(folder: Path, t
         write_shard(Destination(str(tmp_path)), "x.tar", source.take(np.arange(1)))
 
 
-def structs(column: str, *paths: str) -> pa.Table:
-    """Rows as `datasets` has them where files are not embedded."""
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    return pa.table({column: pa.array([{"bytes": None, "path": path} for path in paths], kind)})
-
-
 def test_paths_of_structs_are_held_to_the_rule_too(folder: Path, tmp_path: Path) -> None:
     (folder / "0.flac").write_bytes(b"sound")
-    rows = structs("audio", "0.flac", "../secret.bin")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as `datasets` has files that it does not embed
+    paths = [{"bytes": None, "path": path} for path in ("0.flac", "../secret.bin")]
+    rows = pa.table({"audio": pa.array(paths, kind)})
     pq.write_table(rows, folder / "t.parquet")
     with pa.OSFile(str(folder / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
