@@ -68,7 +68,7 @@ MESSAGES = [
     ("plan SHARDS --epoch -1", "--epoch is -1: it must be between 0 and"),
     ("plan SHARDS --seed -1", "--seed is -1: it must be between 0 and"),
     ("plan SHARDS --shard-bytes 9999PB", "--shard-bytes is 9,999,"),
-    ("plan", "...': see `wdsdist plan --help`"),
+    ("plan", "missing argument '"),
     ("plan SHARDS --batches TokenBudget(512)", "missing 1 required keyword-only argument: 'length'"),
     ("plan SHARDS --batches TokenBudget(20,length='jpg.bytes')", "longer than tokens=20"),
     ("plan SHARDS --batches Budget(20)", "'Budget' is not one of Buckets, LengthGroups, PackedRows, TokenBudg"),
