@@ -363,6 +363,7 @@ def test_remote_shards_have_the_same_columns_of_which_little_is_fetched(folder: 
         ({"fields": ["key"]}, "need not be added"),
         ({"fields": ["json.bytes"]}, "need not be added"),
         ({"fields": ["cls"], "on": "json.uid"}, r"on and only are for tables: name one by join="),
+        ({"join": 3}, "join is 3: it must be the path of a table"),
         ({"join": []}, "must be the path of a table"),
         ({"join": [3]}, "must be the path of a table"),
         ({"join": "t.parquet", "on": ["key"]}, "must be the name of a column, or a mapping"),

@@ -206,6 +206,8 @@ def test_a_list_that_no_sample_is_in_is_refused_with_values_of_each_column(tmp_p
         data.select(exclude=["http://h/3.jpg"], on="json.id")
     assert not list((tmp_path / "shards" / "columns").glob("*.parquet")), "also not the column that was compared"
     assert keys(data.select(exclude=["http://h/3.jpg"], on="json.url")) == [f"{n:09}" for n in (0, 1, 2, 4, 5)]
+    with pytest.raises(ArgumentError, match=r"no column 'json\.ulr': did you mean 'json\.url'\?"):
+        data.select(exclude=["http://h/3.jpg"], on="json.ulr")
     with pytest.raises(ArgumentError, match=r"which has '-1'; samples have bytes '34', key"):
         data.select(exclude=[-1], on="bytes")
     assert keys(data.select(keys=[], exclude=["000000001"], allow_empty=True)) == []

@@ -169,6 +169,7 @@ def _of_loader(data: StreamingDataset) -> Any:
     ("load", "error", "message"),
     [
         (lambda state, make: make(num_replicas=3), StateError, "num_replicas is 2 in the state and 3 here"),
+        (lambda state, make: make(seed=1), StateError, "seed is 0 in the state and 1 here"),
         (lambda state, make: make(batch_size=4), StateError, "batch_size is 1 in the state and 4 here"),
         (lambda state, make: make(drop_last=True), StateError, "drop_last is False in the state and True here"),
         (lambda state, make: _of_loader(make()), ArgumentError, "is not the state of a StreamingDataLoader"),
