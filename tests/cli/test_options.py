@@ -45,11 +45,12 @@ def given() -> list[Any]:
 @pytest.mark.parametrize("command", OPENING, ids=lambda command: command[0])
 def test_storage_options_reach_the_store(command: list[str], given: list[Any]) -> None:
     options = ["anon=true", "client_kwargs.region_name=eu", "client_kwargs.retries=3", "profile=a=b", 'token="5"']
+    options += ["secret=0e12"]  # no number
     words = [*command, "probe://bucket/train", *(word for option in options for word in ("--storage-option", option))]
     CliRunner().invoke(_wdsdist, words)
-    client = {"region_name": "eu", "retries": 3}
+    expected = {"anon": True, "client_kwargs": {"region_name": "eu", "retries": 3}, "profile": "a=b", "token": "5"}
     assert given
-    assert all(one == {"anon": True, "client_kwargs": client, "profile": "a=b", "token": "5"} for one in given)
+    assert all(one == {**expected, "secret": "0e12"} for one in given)
 
 
 def test_without_options_clients_have_their_own(given: list[Any]) -> None:

@@ -212,8 +212,8 @@ def epoch_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
     options: dict[str, Any] = {}
-    for value in values:
-        name, equals, string = value.partition("=")
+    for option in values:
+        name, equals, string = option.partition("=")
         if not (name and equals):
             # The value may be a secret: it is not shown.
             raise click.BadParameter("give KEY=VALUE, such as anon=true or client_kwargs.region_name=eu", ctx, param)
@@ -224,9 +224,11 @@ def _keep_storage_options(ctx: click.Context, param: click.Parameter, values: tu
             if not isinstance(group, dict):
                 raise click.BadParameter(f"{name} lies inside {folder}, which has a value of its own", ctx, param)
         try:
-            group[last] = json.loads(string)
+            value = json.loads(string)
         except ValueError:
-            group[last] = string
+            value = string
+        is_text = last in ("key", "secret", "token") and not isinstance(value, str)
+        group[last] = string if is_text else value
     ctx.meta.setdefault(_ACCESS, {})["storage_options"] = options or None
 
 
