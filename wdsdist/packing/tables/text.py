@@ -2,7 +2,7 @@
 
 They become temporary Arrow files, as only all values of a column together say its type. A column of a CSV has integers
 only if they keep all that is written: codes such as ``007`` stay strings, and so do integers of more than 64 bits,
-dates and times. Decimals become the nearest floats: ``1.10`` becomes 1.1.
+dates and times. Decimals become the nearest floats, ``1.10`` is 1.1, and ``true`` and ``false`` booleans.
 """
 
 from __future__ import annotations
