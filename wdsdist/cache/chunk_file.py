@@ -75,7 +75,7 @@ class OpenCopy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the copy was complete at some time: all chunks were in the cache. Wrong ones may be fetched again."""
+        """Whether the copy is complete: all chunks are in the cache. None leaves it while this process has it open."""
         self._is_whole = self._is_whole or bool(self.map.view(np.bool_).all())
         return self._is_whole
 

@@ -137,7 +137,7 @@ class Plan(Protocol):
 
     @property
     def start(self) -> Position:
-        """Where the plan begins: at the start of the epoch, or after what was consumed before a resume."""
+        """The position where the plan begins: the start of the epoch, or the checkpoint of a resume."""
 
     @property
     def last_global_batch(self) -> int:

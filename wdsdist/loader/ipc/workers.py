@@ -116,7 +116,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return answer
 
     def has_lost_workers(self) -> bool:
-        """Return whether one of the workers has died, or all belong to another process."""
+        """Return whether a worker process has died, or all belong to the process that forked this one."""
         return self._process != os.getpid() or not all(worker.is_alive() for worker in self._workers)
 
     def end(self) -> None:

@@ -106,7 +106,7 @@ class Source:
     folders: frozenset[str] = frozenset()
     """Where the source's shards lie; the files that are read may be copies."""
     root: str = ""
-    """The local folder that is searched for files: the next run would find what is written there, or below it."""
+    """The local folder whose files are listed: a destination there, or below it, would be listed by the next run."""
 
     @functools.cached_property
     def contents(self) -> Contents:
